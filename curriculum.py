@@ -95,7 +95,7 @@ class Context:
     alpha: float        # --alpha, the value to start from
     alpha_end: float    # --alpha-end, the value to arrive at
     previous: float     # alpha of the epoch before; --alpha in the first
-    # of the new tasks of the last epoch that had any; all 0 before
+    # of the new tasks of the last epoch that had any; before: 0.5, and all 0
     success: float      # success rate of the agent
     mixed_share: float  # share of tasks whose attempts differ in reward: GRPO learns from these
     p_hat_counts: list  # how many tasks were solved 0, 1, ... G times: G+1 numbers

@@ -465,7 +465,7 @@ class Policy(Chat):
 
 class Decoder:
     """The rollouts of B prompts, decoded side by side. Each prompt is encoded once, then all
-    rollouts still running get a token at a time: Policy.sample draws tokens from `hidden`, tells
+    rollouts still running get a token at a time: `_sample_rows` draws tokens from `hidden`, tells
     `keep` which rollouts have ended, and feeds what it drew with `step`.
 
     The library's cache repeats a prompt for each of its rollouts; here it is stored once.
@@ -556,7 +556,7 @@ class Decoder:
 
 
 class GraphDecoder(GraphSteps, Decoder):
-    """A Decoder on a GPU: its steps are recorded once and replayed (model/graphs.py)."""
+    """A Decoder on a GPU: steps of equal shape are recorded once and replayed (model/graphs.py)."""
 
 
 def compact(done):

@@ -115,7 +115,7 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
 
 def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
     """Masked attention of few queries where query heads share keys; shapes as in group_attention.
-    mask (live, 1, slots, K), or (live, 1, sharing * slots, K) of decoder.step_mask.
+    mask (live, 1, slots, K), or (live, 1, sharing * slots, K) of graphs.step_mask.
 
     Under a mask the library copies the keys for each query head. At every token that would be the
     whole cache, several times over; here the heads that share keys become one longer query.

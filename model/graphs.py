@@ -59,8 +59,8 @@ class GraphSteps:
             self._begin_stage()
         self.ids.copy_(ids)
         self.calls += 1
-        # call 1 is a warm-up, as no kernel may be loaded while capturing; call 2 captures, which
-        # runs nothing: `_next` is not done twice
+        # call 1 computes, as a warm-up: no kernel may be loaded while capturing. Call 2 captures,
+        # which computes nothing, and is replayed below; later calls are only replayed
         if self.calls == 2:
             self.replay = cuda_graph_of(self._next, ids.device)
         hidden = self.replay() if self.replay else self._next()
@@ -70,6 +70,7 @@ class GraphSteps:
 
     def _begin_stage(self):
         """Give every tensor of the coming steps its place and all the room that it will need."""
+        # K counts the keys of the coming step: step() has added their owners
         slots, K = self.rollout.shape[1], self.owner.shape[1]
         # steps until the cache is 1.5 times as long, at least 32
         self.stage_left = min(self.left, max(32, K // (2 * slots)))
@@ -101,7 +102,7 @@ def step_mask(config, dtype, rollout, owner):
     rollout (live, slots), owner (live, K) -> (live, 1, rows, K) in `dtype`: 0 where visible, else
     -inf. The memory-efficient kernel adds such a mask as it is, if each row begins at a multiple of
     8 numbers. rows: slots, or sharing * slots where attention.few_queries_attention folds the
-    query heads that share keys into rows; group_attention calls it for slots <= head_dim.
+    query heads that share keys into rows: group_attention has it do so where slots <= head_dim.
     """
     (live, slots), K = rollout.shape, owner.shape[1]
     heads, key_heads, head_dim = heads_of(config)
@@ -179,8 +180,8 @@ class GrowingLayer(DynamicLayer):
 
     def _hold(self, capacity):
         """Put all so far at the front of buffers (live, heads, capacity, d). Zeros behind: what a
-        mask hides must be finite. Where a stage ended early there may be more keys: pad then cuts
-        room that was never filled."""
+        mask hides must be finite. After a stage that ended early they may be longer than capacity:
+        the negative pad then cuts only room that was never filled."""
         room = (0, 0, 0, capacity - self.keys.shape[2])
         self.buffers = pad(self.keys, room), pad(self.values, room)
 

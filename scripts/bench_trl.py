@@ -1,4 +1,4 @@
-"""A GRPO step next to TRL's: first the same loss and gradients, then the time of both.
+"""A GRPO step next to TRL's: first the same gradients, then the time of both.
 
 Usage:
     pip install trl==1.16.0 datasets==5.2.0 accelerate==1.15.0

@@ -6,10 +6,11 @@ same number of rollouts.
 Usage:
     python -m scripts.experiments ladder --seeds 5            # the table of README
     python -m scripts.experiments household --seeds 5
-    python -m scripts.experiments words --model "starts/stale-{seed}"
+    python -m scripts.experiments words --model "starts/stale-{seed}" --out results/mine
     python -m scripts.experiments mine                        # any world: random, static ...
     python -m scripts.experiments cross --seeds 10 --first-seed 20    # trained x seeds x alpha
-    python -m scripts.experiments ladder --seeds 1 --epochs 2    # other options go to every run
+    # other options go to every run
+    python -m scripts.experiments ladder --seeds 1 --epochs 2 --out results/mine
 
 A suite that was interrupted goes on: results/SUITE.jsonl has one line for each finished run, and a
 run that was begun lies in runs/SUITE. At the end results/SUITE.md has the means with 95 %
@@ -88,7 +89,8 @@ RIVALS = {
 # {suite: options of all its runs}
 BASES = {
     "ladder": ["--model", "runs/base/ladder-{seed}"],
-    "household": ["--world", "household", "--model", "runs/base/household-{seed}"],
+    "household": ["--world", "household", "--model", "runs/base/household-{seed}",
+                  "--val-every", "1"],
     "words": [],  # with --model "FOLDER-{seed}", which a warm start has made
     "cross": ["--model", "runs/base/ladder-{seed}"]}
 

@@ -9,15 +9,15 @@ Usage:
 
 As the agent the model imitates the expected answers, as the simulator the tasks that it could have
 written (`warm_start_pairs` of the world): passes of rwr.rwr_step with weights of 1 over one LoRA,
-by AdamW with a falling rate from RATE on. Then, in rounds, the simulator writes, and imitates what
-passes every check, until ENOUGH of it is valid. Held-out tasks are never imitated. DIR becomes a
-model folder; warm_start.json in it says how it went. The same command goes on after the last
-complete pass.
+by AdamW with a rate that rises for WARM_UP steps, then falls. Then, in rounds, the simulator
+writes, and what passes every check is imitated beside the examples, until ENOUGH of it is valid or
+--rounds are over. Held-out tasks are never imitated. DIR becomes a model folder; warm_start.json in
+it says how it went. The same command goes on after the last complete pass.
 
 Deviations: the adapter is merged into the base, so that "adapters off" is the initial policy of
 both players, and the reference, as always. A start that is too sharp is as bad as none: where
-attempts at a task are all alike there is no gradient. So stop at the pass from which epoch 0 has
-most mixed groups.
+attempts at a task are all alike there is no gradient. So take the --passes from which epoch 0 of a
+run has most mixed groups.
 """
 import json
 import math
@@ -158,7 +158,7 @@ class WarmStart:
         self.policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})
         check_texts_survive(world, self.policy)
         self.passes = s.passes or passes_for(world, pairs_of_pass(world, self.policy, 0))
-        self.optimizer = self.policy.optimizer(ADAPTER, RATE)
+        self.optimizer = self.policy.optimizer(ADAPTER, RATE)  # `imitate` sets the rate
         if "adapter" in self.state:
             self.optimizer.load_state_dict(self.state["optimizer"])
             for p, value in zip(self.policy.params[ADAPTER], self.state["adapter"], strict=True):
@@ -181,7 +181,8 @@ class WarmStart:
         from policy import Rollout
         examples = pairs_of_pass(self.world, self.policy, n)
         own = [Rollout(0, *pair) for pair in self.state["own"]]
-        pairs = sum(examples.values(), own)  # the examples keep the agent's role as well
+        # with its own texts alone the agent's role would be forgotten
+        pairs = own + examples["agent"] + examples["env"]
         print(f"pass {n + 1}: imitates {len(examples['agent'])} answers, {len(examples['env'])} "
               f"tasks, {len(own)} texts of its own", flush=True)
 
@@ -244,7 +245,7 @@ class WarmStart:
 
 
 def merge(policy, o, out: Path):
-    """Add the adapter to the base and save a model folder, in the base's own 16 or 32 bits."""
+    """Add the adapter to the base and save a model folder, in the 16 or 32 bits computed in."""
     import torch
     from peft import PeftModel
     from model.loading import load_model

@@ -195,7 +195,7 @@ def check_files(folder: Path, files: dict):
 def check_nothing_to_lose(folder: Path):
     """Raises UserError if a folder without a checkpoint is more than what a run leaves that was
     killed in epoch 0."""
-    # D_env begins in epoch 1, which the others name
+    # epoch 0 writes no env.jsonl; every other file names its epochs
     trained = any(b'"epoch": 1' in _read(folder / name) for name in FILES)
     if trained or _read(folder / "env.jsonl") or (folder / "adapters").exists():
         raise UserError(f"{folder} has no checkpoint.pt, but what was written after its first one: "
@@ -244,7 +244,7 @@ def stop_if_asked(run, steps=1):
     """After a step of an epoch, or before its first (steps: 0): save and raise Stopped if a signal
     came."""
     if run.stop and run.state.epoch <= run.o.epochs:
-        run.state.step += steps
+        run.state.step += steps  # the index of the step just made becomes a count
         run.count_seconds()
         save(run)
         raise Stopped(

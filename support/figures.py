@@ -55,7 +55,7 @@ SECTIONS = {  # {heading: its panels}
         Panel("Variety of generated tasks", "bits", {"skill_entropy": "of skills"},
               "If it falls, skills get lost."),
         Panel("Refused texts", "share", {"refused": "of all texts"},
-              "Malformed or held-out; copies not counted."),
+              "Malformed, held-out and so on; copies of the seed task and doubles not counted."),
     ],
     "Health of both models": [
         Panel("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
@@ -90,7 +90,7 @@ def of_one_run(metrics, k_min: float) -> list:
     sections = of_runs({"": [metrics]}, band)
     if any(sum(m["p_hat_counts"]) for m in metrics):
         figure = p_hat_by_epoch([m["p_hat_counts"] for m in metrics], band)
-        # third, after success on generated tasks: it shows the same tasks one by one
+        # beside success on generated tasks: it shows the same tasks one by one
         sections[0]["figures"].insert(2, page_entry("p_hat of new tasks", figure, P_HAT_CAPTION))
     return sections
 

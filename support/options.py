@@ -11,7 +11,7 @@ Deviations of the 7B presets from the paper:
   adapters start at B = 0 and move a layer by (alpha/r) B A, so the same rate moves the function far
   less. We take 20 times the paper's rates; they are starting points, not tuned values.
 * The simulator's KL: the paper names a penalty and a cap but gives no values (cap: KL_CAP in
-rwr.py).
+  rwr.py).
 * With the paper's k_min and G = 8 only tasks solved exactly 4 times of 8 pass the filter, so all
   weights are equal whatever beta and lam are. For weights that tell records apart add
   `--k-min 1 --lam 6 --beta 8`, or raise --G.

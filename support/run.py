@@ -28,7 +28,7 @@ from worlds import (World, check_texts_survive, held_out_keys, open_policy, open
 class EpochState:
     """What has been done so far in an epoch; a checkpoint inside the epoch holds all of it."""
     epoch: int = 0               # t of Algorithm 1; 0 is the state before training
-    step: int = 0                # agent updates made in it
+    step: int = 0                # the step that is made; in a checkpoint, how many were made
     seconds: float = 0.0         # of training; validation not counted
     cpu_seconds: float = 0.0     # CPU time of this process in them: no other work counts
     written: int = 0             # generations of the simulator, valid or not
@@ -116,8 +116,8 @@ def prepare_run(o, world=None) -> Run:
     if o.resume:
         checkpoint.load(run)
 
-    # written on resuming too: --epochs or memory options may have changed. Saved options begin a
-    # run; --resume is given anew each time
+    # written on resuming too: --epochs or memory options may have changed. resume is saved as
+    # False, as a config.json can also begin a new run
     options = {**asdict(o), "resume": False}
     write_whole(run.folder / "config.json", json.dumps(options, indent=1))
     # not before checkpoint.load, which cuts their files
@@ -167,8 +167,8 @@ def base_fingerprint(policy) -> int:
 
 def function_hashes(o) -> dict:
     """{function of curriculum.py that an option names: a hash of its code}: in another run the same
-    name may mean something else. Of a function that was edited before a run went on, all of its
-    hashes."""
+    name may mean something else. If it was edited between stop and resume: all its hashes, the
+    oldest first, with a blank between."""
     hashes = {}
     for option, prefix in NAMED.items():
         name = prefix + getattr(o, option)

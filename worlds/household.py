@@ -154,6 +154,7 @@ def respond(task, state: dict, text):
 
     It is over when the goal is reached, or after PATIENCE turns in a row that did nothing.
     """
+    # `look` has no place and changes nothing: it is idle, as is what is no command
     verb, thing, place = read_command(text) or ("", "", "")
     stands_there = any(place == name for name, _, _ in task.spec["house"])
     new_facts = act(state["facts"], verb, thing, place) if stands_there else None
@@ -312,6 +313,7 @@ def longest_search(spec, commands) -> int:
     if not any(verb == "take" and place in shut for verb, _, place in steps):
         return len(commands)
     opened = {place for verb, _, place in steps if verb == "open"}
+    # a `go to` and an `open` for each other closed one
     return len(commands) + 2 * len(shut - opened)
 
 
@@ -331,7 +333,7 @@ def kinds_of(task):
     for place, closed, things in task.spec["house"]:
         is_of_use = place == task.spec["target"] or not wanted.isdisjoint(things)
         if closed and is_of_use:
-            kinds = ["closed"]
+            kinds = ["closed"]  # once, however many are
     kinds += [how for how, _ in goal if how]
     if len(goal) == 2:
         kinds.append("two")
@@ -363,7 +365,8 @@ def random_spec(rng, rung, extra) -> dict:
     if rung == "both":
         how = rng.choice([*TREATMENTS])
     goal = [[how, things[0]], ["", things[1]]][:number]
-    # a lid on one of the goal's receptacles: always on that rung, at times on the harder ones
+    # a lid on the target or on what holds the first object, if it can be closed: always on that
+    # rung, at times on the harder ones
     lid = rung == "closed" or rung not in BASE_RUNGS and rng.random() < 0.25
     closable = sorted({target, source[0]} & set(CLOSABLE))
     shut = rng.choice(closable) if lid and closable else ""

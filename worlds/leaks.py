@@ -8,8 +8,8 @@ reward both wherever their p_hat lands near alpha.
 `leaks` also reads a teacher's tasks, so it refuses only what a fair task never has: a text that
 states the call, a question that contains its answer. `loopholes` is for the simulator's tasks
 alone: every value of the calls has to be mentioned in the request. A text is mentioned if half of
-its words are ("Berkeley, CA" by Berkeley), a number also in one word or in a larger unit, a date
-also by the name of its month, a boolean also by the name of its argument. Defaults need not be.
+its words are ("Berkeley, CA" by Berkeley), a number also in words or in a larger unit, a date also
+by the name of its month, a boolean also by the name of its argument. Defaults need not be.
 
 Deviations: these checks compare words. "Council Bluffs, VA" passes, "Berlin" for "the capital of
 Germany" does not; no base task is refused by them.

@@ -134,10 +134,10 @@ def _task(text, spec, *rest) -> Task:
 
 def same_task_key(task):
     """What a task is recognised by: its calls however it is worded, and its words."""
-    # beside its fields: every task of a file is asked for it many times
+    # kept on the task: it is asked for many times
     if "keys" not in vars(task):
         task.keys = (task_id({"question": words_of(task.text)}),)
-        # else a question; or nothing to call, or to fill in: the answer of many tasks
+        # a question has its words alone; so have calls without arguments, which many tasks share
         if any(call["arguments"] for call in task.spec.get("calls") or ()):
             calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
             # an invisible sign or a capital in a value makes no other task, though another answer
@@ -288,7 +288,7 @@ LINES = {"json": (_json, load_object), "python": (call_text.write_call, call_tex
 
 
 def _record(task) -> dict:
-    """A task as a line of a task file."""
+    """A task as an object of a task file; a question with one of its answers."""
     if not structured(task):
         return {"task": task.text, "reference": task.spec["reference"][0]}
     record = {"task": task.text, "tools": task.spec["tools"], "calls": task.spec["calls"]}
@@ -524,8 +524,7 @@ class World(worlds.World):
         reason = leaks(task)
         if reason or task.origin != "env" or task.seed_task == NO_SEED.id:
             return reason
-        # few examples are soon known by heart; that the seed task is no copy says nothing of the
-        # others
+        # few examples are soon known by heart; the loop refuses copies of the seed task alone
         if self.tools and not self.base_keys.isdisjoint(same_task_key(task)):
             return "copy of a base task"
         return loopholes(task)
@@ -547,6 +546,7 @@ class World(worlds.World):
             return reward, bool(words_of(response))
         calls, tools = parse_calls(response, self.form), tools_of(task)
         ordered = task.spec["ordered"]
+        # `scorer` has read no file and does not know `nothing`
         no_call_counts = self.nothing or not task.spec["calls"]
         if misfit(calls, tools, 0 if no_call_counts else 1):
             return 0.0, False
@@ -601,6 +601,7 @@ class World(worlds.World):
         for task in tasks:
             seeds = self._shown_with(task, tasks, draw) if teachable(task) else []
             for seed in seeds:
+                # the prompt shows other tools, and among them those of the task to be written
                 if self.tools and structured(task):
                     tools = list(tools_of(task).values())
                     seed = _showing(seed, self._tools_with(tools, MOST_SHOWN, draw))
@@ -608,8 +609,8 @@ class World(worlds.World):
         return {"agent": [(self.agent_prompt(task), self.gold(task)) for task in tasks], "env": env}
 
     def _of_all_levels(self, tasks, draw):
-        """Tasks with other values, and as many joined ones with two and with three calls; none is
-        like a held-out task. Each offers a random number of tools."""
+        """Tasks with other values, and joined ones with two and with three calls, where two fit
+        together; none is like a held-out task. Each offers a random number of tools."""
         held_out = held_out_keys(self)
 
         def is_new(task):
@@ -619,9 +620,10 @@ class World(worlds.World):
         for task in tasks:
             changed = _with_other_values(task, draw)
             single.append(changed if is_new(changed) else task)
-        two = _joined(single, single, draw)
-        three = _joined(two, single, draw)
-        tasks = single + [task for task in two + three if is_new(task)]
+        # to mostly two calls, and to three
+        once = _joined(single, single, draw)
+        twice = _joined(once, single, draw)
+        tasks = single + [task for task in once + twice if is_new(task)]
         return [self._with_some_tools(task, draw) if structured(task) else task for task in tasks]
 
     def _with_some_tools(self, task, draw):
