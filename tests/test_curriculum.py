@@ -64,6 +64,7 @@ def test_shapes_of_the_schedules():
 def test_steering_schedules_answer_success():
     """One that looks at the last miss alone stops half-way: here success follows alpha at +0.3."""
     assert next_alpha("adaptive", context(success=0.9, alpha=0.5)) == pytest.approx(0.1)
+    assert next_alpha("integral", context(alpha=0.5)) == 0.25  # it starts low
     alpha, success = 0.5, 0.5
     for epoch in range(1, 40):
         alpha = next_alpha("integral", context(epoch, 40, success, 0.5, previous=alpha))
@@ -150,7 +151,8 @@ def test_plain_agent_reward_is_eq_1():
     """The default would train on something else than the world's score."""
     reward = named("agent_reward_")["plain"]
     assert reward(Trace("", 0.4, True, False, 10, 0.9)) == 0.4
-    assert reward(Trace("", 1.0, True, True, 10, 0.9)) == 0
+    cut_off = Trace("", 1.0, True, True, 10, 0.9)
+    assert reward(cut_off) == named("agent_reward_")["graded"](cut_off) == 0
 
 
 # ---------------------------------------------------------------------------------------------
