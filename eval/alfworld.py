@@ -39,7 +39,6 @@ NOTE = "single steps are GenEnv's own cut; expert: planner walkthroughs (the pap
 
 PARTS = ("valid_seen", "valid_unseen")
 MAX_STEPS = 50  # official length of an episode
-LOOKING = ("look", "inventory", "help", "examine")
 
 SYSTEM = ("You act in a household through text commands, one command per turn. Names carry "
           "numbers, as in countertop 1. You can hold one object at a time.")
