@@ -18,6 +18,7 @@ from helpers import randomise, user_error
 from data_pool import read_jsonl
 from eval import __main__ as harness
 from eval import alfworld, bfcl, make_base
+from eval.common import load_records
 from policy import Policy, Rollout
 from tests import verify
 
@@ -141,7 +142,7 @@ def data(tmp_path):
 
 def records(data, bench):
     """The records of a benchmark below a data folder."""
-    return harness.MODULES[bench].load(data / bench)
+    return load_records(harness.MODULES[bench], data)
 
 
 def right_file(data, bench):
