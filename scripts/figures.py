@@ -1,13 +1,14 @@
 """README's figure of the result, drawn from the records: python -m scripts.figures
 
-Paper: its Figures 4 and 5, held-out success of the variants by epoch; beside it, what the paper
+Paper: its Figures 4 and 5, held-out success by epoch; beside it, what the paper
 does not show, the same at the end by tool.
 
-Usage: `python -m scripts.figures` writes results/result.png from results/ladder.jsonl, the records
-of `python -m scripts.experiments ladder --seeds 5`.
+Usage: `python -m scripts.figures` writes results/result.png from results/cross.jsonl, the records
+of `python -m scripts.experiments cross --seeds 10 --first-seed 20`.
 
-Deviations: a line is the mean over base models, without error bars: differences between variants
-are paired by base model, and their intervals stand in EXPERIMENTS.md.
+Deviations: five of its eighteen cells are drawn. A line is the mean over base models, without error
+bars: differences between cells are paired by base model, and their intervals stand in
+EXPERIMENTS.md.
 """
 
 from pathlib import Path
@@ -17,21 +18,22 @@ import numpy as np
 from data_pool import read_jsonl
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-LINES = {  # {variant: (legend, colour and line style)}; told apart without colours, too
-    "genenv": ("trained simulator", "C1-"),
-    "random, curated seeds": ("untrained, curated seed tasks", "C0--"),
-    "random": ("untrained simulator", "C0-"),
-    "static": ("static tasks", "C7:")}
+LINES = {  # {cell: (legend, colour and line style)}; told apart without colours, too
+    "genenv, uniform, steered": ("trained, steered", "C1-"),
+    "genenv, uniform, share 0.75": ("trained (the default)", "C1--"),
+    "random, curated, share 0.25": ("untrained, curated seeds, share 0.25", "C0-"),
+    "random, curated, share 0.75": ("untrained, curated seeds", "C0--"),
+    "random, uniform, share 0.75": ("untrained", "C7:")}
 
 
 def main():
     """Draw both panels and write the picture."""
     from matplotlib import pyplot
     pyplot.rcParams.update({"axes.grid": True, "grid.alpha": 0.3})
-    records = read_jsonl(RESULTS / "ladder.jsonl")
+    records = read_jsonl(RESULTS / "cross.jsonl")
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.4), layout="constrained")
-    for variant, (label, style) in LINES.items():
-        runs = [r["metrics"] for r in records if r["name"] == variant]
+    for cell, (label, style) in LINES.items():
+        runs = [r["metrics"] for r in records if r["name"] == cell]
         # left: mean over base models, epoch by epoch
         curves = [[m["validation"] for m in metrics] for metrics in runs]
         left.plot(np.mean(curves, 0), style, label=label)

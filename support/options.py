@@ -314,6 +314,8 @@ def check_models(o):
     """Models as far as their names and folders say, and what a chat template is given."""
     if o.env_model and not o.model:
         raise wrong_option("env_model", o.env_model, "it needs the agent's --model: give both")
+    if o.quant and not o.model:  # the embedded worlds' models are tiny
+        raise wrong_option("quant", o.quant, "it packs the weights of a --model: name one")
     with one_line("--chat-template-kwargs"):
         kwargs = json.loads(o.chat_template_kwargs or "{}")
     if not isinstance(kwargs, dict):

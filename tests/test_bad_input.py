@@ -22,6 +22,7 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "own schedule fails": (["--alpha-schedule", "broken"], "alpha_broken"),
     "preset of another world": (["--preset", "7b-24gb", "--world", "ladder"], "--preset 7b-24gb"),
     "simulator's model alone": (["--env-model", "m"], "--env-model"),
+    "four bits of no model": (["--quant", "nf4"], "--quant"),
     "no model": (["--world", "tool_calls"], "--model"),
     "model is a file": (["--model", "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl"),
     "tasks not there": ([*TASKS, "{tmp}/none.jsonl"], "{tmp}/none.jsonl"),
