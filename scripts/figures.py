@@ -1,7 +1,7 @@
 """README's figure of the result, drawn from the records: python -m scripts.figures
 
-Paper: its Figures 4 and 5, held-out success by epoch; beside it, what the paper
-does not show, the same at the end by tool.
+Paper: its Figures 4 and 5, held-out success by epoch; beside it, what the paper does not show, the
+same at the end by tool.
 
 Usage: `python -m scripts.figures` writes results/result.png from results/cross.jsonl, the records
 of `python -m scripts.experiments cross --seeds 10 --first-seed 20`.
