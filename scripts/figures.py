@@ -19,9 +19,9 @@ from data_pool import read_jsonl
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 LINES = {  # {cell: (legend, colour and line style)}; told apart without colours, too
-    "genenv, uniform, steered": ("trained, steered", "C1-"),
-    "genenv, uniform, share 0.75": ("trained (the default)", "C1--"),
-    "random, curated, share 0.25": ("untrained, curated seeds, share 0.25", "C0-"),
+    "genenv, uniform, steered": ("trained simulator, steered", "C1-"),
+    "genenv, uniform, share 0.75": ("trained simulator (default)", "C1--"),
+    "random, curated, share 0.25": ("untrained, curated, a quarter base tasks", "C0-"),
     "random, curated, share 0.75": ("untrained, curated seeds", "C0--"),
     "random, uniform, share 0.75": ("untrained", "C7:")}
 
@@ -41,10 +41,11 @@ def main():
         ends = [metrics[-1]["validation_by"] for metrics in runs]
         rates = np.mean([list(by_tool.values()) for by_tool in ends], 0)
         right.plot(list(ends[0]), rates, style, marker="o")
-    left.set(title="Held-out success", xlabel="epoch (0: before training)", ylim=(0, 1))
+    left.set(title="Held-out success, mean of ten base models", ylim=(0, 1),
+             xlabel="epoch (0: before training)")
     left.legend(loc="lower right")
-    right.set(title="After the last epoch, by hardest tool of the task", ylim=(0, 1.02),
-              xlabel="tool, from easy to hard (seed tasks use the first four)")
+    right.set(title="The same after the last epoch, by hardest tool of the task", ylim=(0, 1.02),
+              xlabel="tool, from easy to hard (base tasks use the first four)")
     figure.savefig(RESULTS / "result.png", dpi=100)
 
 
