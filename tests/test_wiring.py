@@ -251,6 +251,8 @@ def test_what_an_epoch_records(told):
         assert (record["epoch"], record["distinct_tasks"]) == (t, len(new))
         assert record["invalid"] == dict(told.invalid[t])
         assert record["written"] == len(told.texts[t])
+        cut = [0 not in r.response for e in told.of("A") if e.epoch == t for r in e.rollouts]
+        assert record["truncated"] == pytest.approx(mean(cut), abs=2e-6)
         assert (record["d_train"], record["d_env"]) == (len(kept.union(BASE_TEXTS)), d_env)
         assert not record["other_adapter_moved"] and record["entropy"] == pytest.approx(0.5)
         if t in VALIDATED:
@@ -300,6 +302,15 @@ def test_a_task_is_imitated_in_one_epoch_only_where_its_world_says_so(tmp_path, 
     assert seen == [e.given[:2] for e in alone if e.letter == "R"]
     imitated = [{key for r in fresh + old for key in r.keys} for fresh, old in seen]
     assert all(imitated) and sum(map(len, imitated)) == len(set.union(*imitated))
+
+
+def test_an_update_without_a_step_uses_no_task_up(tmp_path, monkeypatch):
+    """Where a task is imitated in one epoch only, it may still be imitated later."""
+    monkeypatch.setattr(MicroWorld, "imitate_once", True)
+    for env_steps in (1, 0):
+        monkeypatch.setitem(micro_world.STATS, "env_steps", env_steps)
+        _, run = run_micro(monkeypatch, tmp_path / str(env_steps), **BASE)
+        assert bool(run.state.imitated) == (env_steps == 1)
 
 
 def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
