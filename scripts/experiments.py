@@ -9,6 +9,7 @@ Usage:
     python -m scripts.experiments words --model "starts/stale-{seed}" --out results/mine
     python -m scripts.experiments mine                        # any world: random, static ...
     python -m scripts.experiments cross --seeds 10 --first-seed 20    # trained x seeds x alpha
+    python -m scripts.experiments cross2 --seeds 10 --first-seed 30   # a quarter base tasks, and alpha
     # other options go to every run
     python -m scripts.experiments ladder --seeds 1 --epochs 2 --out results/mine
 
@@ -62,6 +63,39 @@ def cross_cells() -> dict:
     return cells
 
 
+def cross2_cells() -> dict:
+    """{cell: options} of what the cross left out: a quarter of the seed tasks from the base set
+    under a schedule that follows success. And two references from the cross, on the same models."""
+    quarter = ["--base-share", "0.25"]
+    curated = ["--seed-selection", "curated"]
+    untrained = ["--variant", "random"]
+    integral = ["--alpha-schedule", "integral"]
+    return {
+        "genenv, uniform, integral": [*quarter, *integral],
+        "genenv, uniform, steered": [*quarter, *STEERED],
+        "genenv, curated, integral": [*quarter, *curated, *integral],
+        "genenv, curated, steered": [*quarter, *curated, *STEERED],
+        # a run without training reads no other option of STEERED
+        "random, curated, integral": [*untrained, *quarter, *curated, *integral],
+        "random, uniform": [*untrained, *quarter],
+        "random, curated": [*untrained, *quarter, *curated],
+        "genenv, default": []}
+
+
+def cross2_comparisons() -> list:
+    """(cell, the cell that is taken from it), as they were named before the runs."""
+    rival = "random, curated, integral"
+    trained = [name for name in cross2_cells() if name.startswith("genenv")]
+    return [
+        *((name, rival) for name in trained),
+        (rival, "random, curated"), (rival, "random, uniform"),
+        ("random, curated", "genenv, default"),
+        ("genenv, uniform, integral", "random, uniform"),
+        ("genenv, uniform, steered", "genenv, uniform, integral"),
+        ("genenv, curated, steered", "genenv, curated, integral"),
+        ("genenv, curated, steered", "genenv, default")]
+
+
 def cross_comparisons() -> list:
     """(cell, the cell that is taken from it): trained minus untrained under each condition, then
     what else was predicted."""
@@ -92,7 +126,8 @@ BASES = {
     "household": ["--world", "household", "--model", "runs/base/household-{seed}",
                   "--val-every", "1"],
     "words": [],  # with --model "FOLDER-{seed}", which a warm start has made
-    "cross": ["--model", "runs/base/ladder-{seed}"]}
+    "cross": ["--model", "runs/base/ladder-{seed}"],
+    "cross2": ["--model", "runs/base/ladder-{seed}"]}
 
 # {suite: {variant: options}}; the first variant is compared with the others
 SUITES = {
@@ -102,7 +137,8 @@ SUITES = {
         "teacher 3.27x": ["--variant", "teacher", "--teacher-tasks", TEACHER]},
     "household": RIVALS,
     "words": RIVALS,
-    "cross": cross_cells()}
+    "cross": cross_cells(),
+    "cross2": cross2_cells()}
 
 for world_name in world_names():  # any other world, a user's own included
     BASES.setdefault(world_name, ["--world", world_name])
@@ -202,7 +238,9 @@ def table_of(suite: str, records) -> str:
     pairs = [(first, name) for name in others]
     if suite == "cross":
         pairs = cross_comparisons()
-    return table(records, SUITES[suite], pairs, cross=suite == "cross")
+    if suite == "cross2":
+        pairs = cross2_comparisons()
+    return table(records, SUITES[suite], pairs, cross=suite.startswith("cross"))
 
 
 def main(argv) -> int:

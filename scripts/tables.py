@@ -34,6 +34,11 @@ def last_four(epochs, tools) -> float:
     return mean(m["validation_by"][tool] for m in epochs[-4:] for tool in tools)
 
 
+def other_tools(epochs) -> list:
+    """All tools but the hardest."""
+    return [tool for tool in epochs[-1]["validation_by"] if tool != "tri"]
+
+
 def first_at_goal(epochs) -> int:
     """The first epoch at GOAL or more; the last if there is none."""
     for m in epochs:
@@ -63,8 +68,10 @@ MEASURES = {
     "CPU minutes": cpu_minutes}
 CROSS_DIFFERENCES = {
     "last four validations": lambda epochs: mean_of("validation", epochs[-4:]),
+    "last validation": lambda epochs: epochs[-1]["validation"],
     "hard tools": lambda epochs: last_four(epochs, HARD),
     "tri": lambda epochs: last_four(epochs, ["tri"]),
+    "the eleven others": lambda epochs: last_four(epochs, other_tools(epochs)),
     f"first epoch at {GOAL} (never: the last)": first_at_goal}
 CROSS_MEASURES = {
     **MEASURES, **CROSS_DIFFERENCES,
