@@ -29,7 +29,7 @@ import math
 from dataclasses import dataclass
 
 from data_pool import Trace
-from model.files import UserError, is_number, users_code, wrong_value
+from errors import UserError, is_number, users_code, wrong_value
 
 SUCCESS = 0.5  # the lowest reward that counts as a success; the paper gives no threshold
 

@@ -18,7 +18,7 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from model.files import UserError, first_line, no_file
+from errors import UserError, first_line, no_file
 
 # how many epochs a success rate stays usable; it goes stale as the agent learns
 FRESH_FOR = 2  # D_train: after that a task cannot be a seed, and prompts call its p_hat "unknown"

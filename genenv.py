@@ -34,7 +34,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads stall be
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # of libraries, between our own lines
 warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about each other
 
-from model.files import exit_code, plain_errors
+from errors import exit_code, plain_errors
 from support.options import Options
 from support.start import start
 
@@ -49,13 +49,13 @@ from tqdm import tqdm
 import curriculum
 from data_pool import EnvRecord, Task, Trace, Trial, distinct
 from grpo import grpo_update
+from interaction import attempt_score, play, read_written, rollout_rows, transcript
 from policy import Rollout
 from rwr import draw_kl_sample, rwr_update
 from support import checkpoint, screen
 from support.metrics import mean, surprise
 from support.run import Run, alpha_of, end_epoch, finish, note_refused, prepare_run
-from worlds import task_keys, written_tasks
-from worlds.play import attempt_score, play, rollout_rows, transcript
+from worlds import task_keys
 
 WRITE_ROUNDS = 4     # the simulator gets at most this many rounds to fill the batch of a step
 REPLAY = 1 / 8       # tasks replayed from D_train, per task of a full batch
@@ -169,19 +169,22 @@ def write_tasks(run, seed_tasks, variations, kept=()) -> tuple[list[Task], list[
     first_group = state.seeds  # groups are numbered consecutively within an epoch
     state.seeds += len(seed_tasks)
     tasks, records = [], []
-    for r, text, task, reason in written_tasks(world, o, run.policies, rollouts, seed_tasks,
-                                               state.epoch, run.held_out, kept):
-        group = first_group + r.group
+    written = read_written(world, o, run.policies, rollouts, seed_tasks, epoch=state.epoch,
+                           held_out=run.held_out, kept=kept)
+    for w in written:
+        prompt, response = w.rollout.prompt, w.rollout.response
+        group = first_group + w.rollout.group
         # valid or not: KL must see a drift to junk
-        state.texts.append([group, r.prompt, r.response])
+        state.texts.append([group, prompt, response])
         state.written += 1
-        if reason:
-            note_refused(run, seed_tasks[r.group], text, reason)
+        if w.task is None:
+            note_refused(run, seed_tasks[w.rollout.group], w.text, w.reason)
             continue
-        tasks.append(task)
-        keys = sorted(task_keys(world, task))
-        records.append(EnvRecord(r.prompt, r.response, text, task.id, keys, task.seed_task, group,
-                                 epoch=state.epoch))
+        tasks.append(w.task)
+        records.append(EnvRecord(
+            prompt=prompt, response=response, text=w.text, task_id=w.task.id,
+            keys=sorted(task_keys(world, w.task)), seed_id=w.task.seed_task, group=group,
+            epoch=state.epoch))
     return tasks, records
 
 

@@ -33,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.cache_utils import Cache
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from model.files import UserError
+from errors import UserError
 from model.attention import PADDING, PROMPT, attention_layout, cast_lora, group_mask
 from model.attention import is_plain_lora, patch
 from model.chat import Chat

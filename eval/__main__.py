@@ -22,7 +22,7 @@ from pathlib import Path
 from tqdm import tqdm
 
 from data_pool import read_jsonl
-from model.files import UserError, exit_code, write_whole
+from errors import UserError, exit_code, write_whole
 from support.options import Parser, at_least
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
 from eval.common import (Verdict, load_records, mean, one_line_for, read_rows, results, spread,

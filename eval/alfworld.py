@@ -28,7 +28,7 @@ the other published reader, `projection`.
 """
 import re
 
-from model.files import UserError
+from errors import UserError
 from eval.common import Verdict, between, read_rows
 
 NAME = "alfworld"

@@ -53,9 +53,9 @@ from collections import Counter
 from contextlib import suppress
 from pathlib import Path
 
-from model.files import UserError, exit_code
+from errors import UserError, exit_code
 from eval.common import Verdict, between, one_line, read_rows, verdict
-from worlds.call_text import plain as json_value
+from worlds.tools.call_text import plain as json_value
 
 NAME = "bfcl"
 PAPER = {"Qwen2.5-7B": 7.0, "GenEnv 7B": 41.8}

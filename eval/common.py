@@ -18,7 +18,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from model.files import UserError
+from errors import UserError
 
 MALFORMED = (KeyError, TypeError, AttributeError, IndexError, ValueError, AssertionError,
              RecursionError, SyntaxError)

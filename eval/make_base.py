@@ -18,7 +18,7 @@ import sys
 from collections import Counter
 from pathlib import Path
 
-from model.files import UserError, exit_code, write_whole
+from errors import UserError, exit_code, write_whole
 from support.options import Parser
 from eval import bfcl, travelplanner
 from eval.common import load_records

@@ -37,7 +37,7 @@ import math
 import re
 from pathlib import Path
 
-from model.files import UserError
+from errors import UserError
 from eval.common import Verdict, one_line_for, read_rows, read_text
 
 NAME = "travelplanner"

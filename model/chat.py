@@ -8,7 +8,7 @@ writes after it, and a template that loses a message is refused.
 import re
 from datetime import date
 
-from model.files import UserError, one_line
+from errors import UserError, one_line
 
 
 class Chat:

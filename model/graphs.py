@@ -20,7 +20,7 @@ from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer
 
 from model.attention import PADDING, group_mask, heads_of
-from model.files import first_line
+from errors import first_line
 
 CHECK_EVERY = 16  # on a GPU: tokens between two checks for finished rollouts
 

@@ -24,7 +24,7 @@ from pathlib import Path
 
 import torch
 
-from model.files import UserError, check_model, one_line
+from errors import UserError, check_model, one_line
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of optional kernels
 

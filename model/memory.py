@@ -21,7 +21,7 @@ from collections import Counter
 import torch
 
 from model.attention import heads_of
-from model.files import UserError
+from errors import UserError
 from model.loading import add_adapters, choose_dtype, one_line
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
@@ -113,7 +113,7 @@ def estimate(config, o) -> dict:
     base = packed * n["linear"] + e * n["other"]
     adapter = FP32 * n["lora"]
 
-    # no phase decodes more long prompts at once, see rollout_rows of worlds/play.py
+    # no phase decodes more long prompts at once, see rollout_rows of interaction.py
     B, P = max(1, o.max_rows // o.G), o.max_prompt_tokens
     agent = rollout_bytes(config, e, B, o.G, P, o.max_response_tokens)
     simulator = rollout_bytes(config, e, B, o.variations, P, o.max_task_tokens)

@@ -44,12 +44,12 @@ from functools import cached_property
 from pathlib import Path
 
 from data_pool import Task
-from model.files import UserError, printable
+from errors import UserError, printable
 from support.options import COMMANDS, Parser, saved_options
 from worlds import NO_SEED, InvalidTask, load_world, special_token_in, task_texts
-from worlds.leaks import ungrounded
-from worlds.play import attempt_score, play, transcript
-from worlds.schemas import words_of
+from worlds.tools.leaks import ungrounded
+from interaction import attempt_score, play, transcript
+from worlds.tools.schemas import words_of
 from worlds.tool_calls import MOST_SHOWN, misfit, parse_calls
 
 STEM = 5       # words that begin with the same 5 letters count as one: reminder and remind

@@ -25,7 +25,7 @@ from data_pool import EnvRecord
 from genenv import REPLAY
 from grpo import grpo_update
 from model.attention import heads_of
-from model.files import exit_code
+from errors import exit_code
 from policy import Policy
 from rwr import rwr_update
 from support.metrics import peak_memory

@@ -23,7 +23,7 @@ from grpo import CLIP, grpo_update
 from policy import Policy
 from scripts.bench_gpu import LEARNING_RATE, RANK, G, qwen2_config, random_prompts, reward_of, \
     rewards_of, tokenizer_for
-from model.files import UserError, exit_code
+from errors import UserError, exit_code
 from support.options import Options, Parser, at_least
 
 KL_COEF, PROMPTS, RESPONSE, STEPS = 0.04, 4, 64, 5

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import NamedTuple
 
-from model.files import printable, write_whole
+from errors import printable, write_whole
 from scripts.tables import markdown
 from support import figures, report
 from support.metrics import interval

@@ -33,7 +33,7 @@ import time
 from pathlib import Path
 
 from data_pool import append_jsonl, read_jsonl
-from model.files import UserError, exit_code
+from errors import UserError, exit_code
 from scripts.tables import table
 from support.options import Options, Parser, at_least
 from worlds import load_world, world_names

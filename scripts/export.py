@@ -29,7 +29,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from data_pool import Task, TrainPool
-from model.files import write_whole
+from errors import write_whole
 from support.options import COMMANDS, Parser, saved_options
 from worlds import load_world
 

@@ -20,7 +20,7 @@ from contextlib import suppress
 from multiprocessing import get_context
 from pathlib import Path
 
-from model.files import exit_code, write_whole
+from errors import exit_code, write_whole
 from worlds.gym import LEFT_OUT, TABLE, make_item, paid
 
 ITEMS, SECONDS, MEGABYTES, BYTES = 20, 0.5, 500, 2000

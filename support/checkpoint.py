@@ -21,7 +21,7 @@ from pathlib import Path
 from tempfile import TemporaryFile
 
 from data_pool import EnvRecord, Task, Trace, Trial, read_jsonl
-from model.files import Stopped, UserError, one_line, write_whole
+from errors import Stopped, UserError, one_line, write_whole
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 PROJECT = Path(__file__).resolve().parents[1]

@@ -17,7 +17,7 @@ import textwrap
 from statistics import fmean, stdev
 from typing import NamedTuple
 
-from model.files import printable
+from errors import printable
 
 
 class Panel(NamedTuple):

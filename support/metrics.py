@@ -19,9 +19,9 @@ import numpy as np
 
 import curriculum
 from data_pool import task_id
-from model.files import UserError
+from errors import UserError
+from interaction import attempt_score, play
 from support import health
-from worlds.play import attempt_score, play
 
 # of the t-distribution, by degrees of freedom
 T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]

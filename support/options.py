@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
 
-from model.files import UserError, choose, one_line, users_code
+from errors import UserError, choose, one_line, users_code
 from worlds import import_own, load_world, world_names
 
 

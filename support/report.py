@@ -14,7 +14,7 @@ from pathlib import Path
 import jinja2
 
 from data_pool import read_jsonl
-from model.files import UserError, write_whole
+from errors import UserError, write_whole
 from support import figures
 from support.options import flag, flat, parse_options, saved_options
 from worlds import world_names

@@ -14,14 +14,15 @@ import torch
 
 import curriculum
 from data_pool import EnvPool, TrainPool, append_jsonl, task_id
+from errors import write_whole
+from interaction import read_teacher
 from policy import Policy
 from model import memory
 from support import checkpoint, metrics as measure, report, screen
-from model.files import write_whole
 from model.loading import model_config
 from support.options import NAMED, Options
-from worlds import (World, check_texts_survive, held_out_keys, open_policy, open_world,
-                    read_teacher)
+from worlds import World, held_out_keys, open_policy
+from worlds.probe import check_texts_survive, open_world
 
 
 @dataclass

@@ -8,10 +8,10 @@ import importlib
 import time
 from dataclasses import replace
 
-from model.files import UserError, check_model, choose
+from errors import UserError, check_model, choose
 from support.checkpoint import choose_folder
 from support.options import COMMANDS, parse_options
-from worlds import open_world
+from worlds.probe import open_world
 
 
 def start(argv) -> tuple:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from data_pool import read_jsonl
-from model.files import UserError
+from errors import UserError
 import grpo
 from policy import Policy, Rollout, pack
 from support.options import Options
@@ -19,9 +19,9 @@ from worlds.tiny_model import word_tokenizer
 
 WORLDS = Path(__file__).resolve().parents[1] / "worlds"
 EXAMPLE_LIST = [  # options: our own list of functions, its few examples and held-out requests
-    "--tools", str(WORLDS / "example_tools.json"),
-    "--base-tasks", str(WORLDS / "example_requests.jsonl"),
-    "--validation-tasks", str(WORLDS / "example_heldout.jsonl")]
+    "--tools", str(WORLDS / "tools/example_tools.json"),
+    "--base-tasks", str(WORLDS / "tools/example_requests.jsonl"),
+    "--validation-tasks", str(WORLDS / "tools/example_heldout.jsonl")]
 WORDS = ["<pad>", "<eos>", "<stop>", "<bos>", *(f"w{i}" for i in range(36))]  # V = 40
 PAD, EOS, STOP, BOS = range(4)
 TEMPLATE = ("<bos> {% for m in messages %}w0 {{ m['content'] }} <eos> {% endfor %}"

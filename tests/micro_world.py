@@ -21,6 +21,7 @@ from data_pool import Task
 import genenv
 from policy import Rollout
 import support.run
+import interaction
 import worlds
 from worlds import InvalidTask, World
 
@@ -206,11 +207,12 @@ def update(letter):
     return taped
 
 
-def check(*given):
-    """worlds.written_tasks; notes what it gives."""
-    results, kept = list(worlds.written_tasks(*given)), given[-1]
-    note("C", results=results, kept=kept)
-    return results
+def check(*given, **named):
+    """interaction.read_written; notes what it gives."""
+    written = interaction.read_written(*given, **named)
+    note("C", results=[(w.rollout, w.text, w.task, w.reason) for w in written],
+         kept=named["kept"])
+    return written
 
 
 def run_micro(patch, folder, **options):
@@ -229,7 +231,7 @@ def run_micro(patch, folder, **options):
     patch.setattr(support.run.report, "write", lambda folder: None)
     patch.setattr(os, "fsync", lambda handle: None)
     patch.setattr(genenv, "prepare_run", prepare_run)
-    patch.setattr(genenv, "written_tasks", check)
+    patch.setattr(genenv, "read_written", check)
     patch.setattr(genenv, "grpo_update", update("G"))
     patch.setattr(genenv, "rwr_update", update("R"))
     genenv.train(genenv.Options(out=str(folder), world="micro", **options))

@@ -13,7 +13,8 @@ from helpers import EXAMPLE_LIST, one_line, randomise, user_error
 from policy import Policy
 from scripts import ask
 from support.options import parse_options
-from worlds import load_world, tool_calls, tool_lists
+from worlds import load_world, tool_calls
+from worlds.tools import tool_lists
 
 DENTIST = "Put the dentist on Friday at nine."
 

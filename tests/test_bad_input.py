@@ -35,7 +35,7 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "command misspelt": (["warmstart"], "did you mean warm-start"),
     "no examples to imitate": ([*WARM, "--model", "m", "--tools", "list.json"], "--base-tasks"),
     "world without a warm start": ([*WARM, "--model", "m", "--world", "household"], "household"),
-    "world with tasks of its own": (["--base-tasks", "worlds/example_tasks.jsonl"], "--base-tasks"),
+    "world with tasks of its own": (["--base-tasks", "worlds/tools/example_tasks.jsonl"], "--base-tasks"),
 }
 
 

@@ -12,7 +12,8 @@ import pytest
 
 from helpers import raised
 from test_tool_calls import TEXT, WHOLE, call, lines, options, schema, tool
-from worlds import InvalidTask, call_text, task_text
+from worlds import InvalidTask
+from worlds.tools import call_text, task_text
 from worlds.tool_calls import World
 
 

@@ -11,7 +11,8 @@ import torch
 
 from helpers import raised
 from test_tool_calls import WHOLE, World, call, lines, options, question, tool
-from worlds import InvalidTask, check_task, held_out_keys
+from interaction import check_task
+from worlds import InvalidTask, held_out_keys
 
 NAMES = ["mend", "paint", "ship", "wash", "sell", "test", "move", "dim"]
 

@@ -15,8 +15,8 @@ import pytest
 
 import genenv
 from helpers import Speaker, raised, user_error
-from worlds import InvalidTask, NO_SEED, gym, held_out_keys, written_tasks
-from worlds.play import attempt_score, play
+from worlds import InvalidTask, NO_SEED, gym, held_out_keys
+from interaction import attempt_score, play, read_written
 
 pytest.importorskip("reasoning_gym", reason="its users install it: worlds/README.md says how")
 
@@ -222,10 +222,10 @@ def test_ten_families_from_line_to_reward():
         for number in (draw.choice(gym.RUN), 1005):
             lines.append(gym.write_line(family, world.random_levels(family, draw), number))
     simulator = Speaker(lines)
-    written = list(written_tasks(world, world.o, [simulator], simulator.sample("env", [], 1),
-                                 world.base_tasks(), 1, held_out_keys(world)))
-    assert {reason for *_, reason in written[1::2]} == {"held-out number"}
-    tasks = [task for _, _, task, _ in written if task]
+    written = read_written(world, world.o, [simulator], simulator.sample("env", [], 1),
+                           world.base_tasks(), epoch=1, held_out=held_out_keys(world))
+    assert {w.reason for w in written[1::2]} == {"held-out number"}
+    tasks = [w.task for w in written if w.task]
     assert len(tasks) > 7
     answers = []
     for task in tasks:

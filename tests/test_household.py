@@ -13,7 +13,7 @@ from helpers import Speaker, raised, tiny_lm
 import genenv
 from policy import Policy
 from worlds import InvalidTask, NO_SEED, household as h
-from worlds.play import attempt_score, play, transcript
+from interaction import attempt_score, play, transcript
 from worlds.tiny_model import word_tokenizer
 
 HOUSE = ("put clean mug in drawer . counter . mug in counter . plate in counter . drawer closed . "

@@ -13,9 +13,9 @@ from transformers import AutoTokenizer
 
 from helpers import raised, user_error
 import genenv
-from worlds import InvalidTask, NO_SEED, held_out_keys, household, ladder, read_teacher, task_keys
+from worlds import InvalidTask, NO_SEED, held_out_keys, household, ladder, task_keys
 from worlds.ladder_words import TOOL_WORDS, Words
-from worlds.play import attempt_score, play
+from interaction import attempt_score, play, read_teacher
 from worlds.tiny_model import BASES, encode_pairs, word_tokenizer
 
 PLAIN = {  # the tools once more, as tables written out by hand

@@ -1,4 +1,4 @@
-"""What a simulator may not get away with: worlds/leaks.py.
+"""What a simulator may not get away with: worlds/tools/leaks.py.
 
 Run: python -m pytest tests/test_leaks.py -q
 """
@@ -9,8 +9,9 @@ import pytest
 from test_tool_calls import DOOR, LIGHT, World, call, light, lines, make_task, options, question, \
     record, tool
 from helpers import user_error
-from worlds import InvalidTask, check_task, read_teacher, task_keys
-from worlds.leaks import uncalled, ungrounded
+from interaction import check_task, read_teacher
+from worlds import InvalidTask, task_keys
+from worlds.tools.leaks import uncalled, ungrounded
 from worlds.tool_calls import EXAMPLE_TASKS, teachable
 
 LEAKED, CHANCE, GROUND = "answer leaked", "more than one answer", "not in the request"

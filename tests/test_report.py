@@ -8,7 +8,7 @@ from types import SimpleNamespace
 
 import genenv
 from data_pool import Task, Trial
-from model.files import printable
+from errors import printable
 from scripts import compare
 from support import figures, metrics as measure, report, screen
 from test_health import QUIET

@@ -9,9 +9,9 @@ import pytest
 from helpers import EXAMPLE_LIST
 from test_tool_calls import TEXT, WHOLE, World, call, options, tool
 from data_pool import Task
-from worlds.leaks import ungrounded
-from worlds.schemas import check_calls, tools_of
-from worlds.swaps import WORDS, swapped
+from worlds.tools.leaks import ungrounded
+from worlds.tools.schemas import check_calls, tools_of
+from worlds.tools.swaps import WORDS, swapped
 
 
 def swap(text, arguments, schemas, seed):

@@ -12,9 +12,11 @@ from genenv import Options
 from helpers import raised, randomise, user_error
 from model.chat import Chat
 from policy import Policy, Rollout
-from worlds import InvalidTask, check_task, held_out_keys, task_keys, task_text
-from worlds.play import attempt_score
-from worlds.schemas import load_object, structured
+from interaction import check_task
+from worlds import InvalidTask, held_out_keys, task_keys
+from worlds.tools import task_text
+from interaction import attempt_score
+from worlds.tools.schemas import load_object, structured
 from worlds.tool_calls import World, make_task, read_tasks, same_task_key
 
 CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n"

@@ -8,10 +8,11 @@ import pytest
 
 from helpers import raised, user_error
 from test_tool_calls import TEXT, WHOLE, call, lines, schema, tool
-from worlds import NO_SEED, InvalidTask, call_text
-from worlds.schemas import argument_fault, normal_calls
+from worlds import NO_SEED, InvalidTask
+from worlds.tools import call_text
+from worlds.tools.schemas import argument_fault, normal_calls
 from worlds.tool_calls import World, make_task, read_tasks
-from worlds.tool_lists import normalized_record, normalized_tool, read_tools
+from worlds.tools.tool_lists import normalized_record, normalized_tool, read_tools
 
 RING = tool("ring", "Ring a bell.", times=WHOLE)
 SHUT = {"name": "shut", "description": "", "parameters": {"type": "object", "properties": {}}}

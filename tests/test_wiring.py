@@ -25,7 +25,7 @@ from helpers import same_run
 import micro_world
 from micro_world import HELD_OUT, N_BASE, MicroWorld, Scripted, make_task, run_micro
 import rwr
-from model.files import Stopped
+from errors import Stopped
 from support.metrics import mean
 import support.run
 from worlds import InvalidTask

@@ -23,8 +23,8 @@ from helpers import Speaker, raised, toy_tokenizer, user_error
 from policy import Rollout
 from support.options import parse_options
 import worlds
-from worlds import InvalidTask, NO_SEED, check_task, held_out_keys, load_world, task_keys, template
-from worlds.play import attempt_score, play
+from interaction import attempt_score, check_task, play, read_teacher, read_written
+from worlds import InvalidTask, NO_SEED, held_out_keys, load_world, probe, task_keys, template
 
 NAMES = [*worlds.world_names(), "template"]
 if find_spec("reasoning_gym") is None:  # its users install it
@@ -57,7 +57,7 @@ def some_tasks(world, n=30):
 
 def score(world, task, text):
     """The reward of a text as a response."""
-    return world.score(task, worlds.response_of(world, task, text))[0]
+    return world.score(task, probe.response_of(world, task, text))[0]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said)
     """It would end the run after an epoch, with a traceback, or train on held-out tasks."""
     copied(old, new)
     def start():
-        worlds.open_world(parse_options(["--world", "copied"])).load_policy()
+        probe.open_world(parse_options(["--world", "copied"])).load_policy()
 
     line = user_error(said, start)
     has_no_line = said in ("is among the", "OPTIONS", "model reads")
@@ -186,11 +186,11 @@ def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said)
 
 def test_a_prompt_that_holds_the_answer_is_told_before_the_run(world, copied, capsys):
     """Success would be 1 from the start, and mean nothing."""
-    worlds.try_world(world)
+    probe.try_world(world)
     assert "right answer stands" not in capsys.readouterr().out  # in no world of ours
     if world.o.world == "template":
         copied('return f"{task.text} ="', 'return f"{task.text} {self.gold(task)} ="')
-        worlds.open_world(parse_options(["--world", "copied"]))
+        probe.open_world(parse_options(["--world", "copied"]))
         assert "prompt of 20 of 20 base tasks" in capsys.readouterr().out
 
 
@@ -209,18 +209,18 @@ def test_models_that_lose_text_are_refused():
             return prompt
         return "".join(message["content"] for message in prompt)
 
-    def probe(prompt=10 ** 5, response=10 ** 5, decode="".join, special=()):
+    def survive(prompt=10 ** 5, response=10 ** 5, decode="".join, special=()):
         world = made("tool_calls", max_prompt_tokens=prompt, max_response_tokens=response)
         tokenizer = SimpleNamespace(all_special_tokens=special)
         policy = SimpleNamespace(encode=encode, decode=decode, end_of_turn="", tokenizer=tokenizer)
-        worlds.check_texts_survive(world, policy)
+        probe.check_texts_survive(world, policy)
         return world.base_tasks()[0].text.split()[0]
 
-    word = probe()
-    user_error("has the answer .* turns into", probe, decode=str.upper)
-    user_error(f"spells '{word}', a control token", probe, special=[word])
-    user_error("--max-prompt-tokens", probe, prompt=64)
-    user_error("--max-response-tokens", probe, response=64)
+    word = survive()
+    user_error("has the answer .* turns into", survive, decode=str.upper)
+    user_error(f"spells '{word}', a control token", survive, special=[word])
+    user_error("--max-prompt-tokens", survive, prompt=64)
+    user_error("--max-response-tokens", survive, response=64)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -255,8 +255,8 @@ def test_what_the_simulator_writes_is_checked_and_counted_once():
     def reasons(*policies, limit="", o=TEMPLATE.o):
         rollouts = [Rollout(0, [], [text], limit=limit) for text in texts]
         held_out = task_keys(TEMPLATE, HELD)
-        found = worlds.written_tasks(TEMPLATE, o, policies, rollouts, [SEED], 1, held_out)
-        return [reason for *_, reason in found]
+        written = read_written(TEMPLATE, o, policies, rollouts, [SEED], epoch=1, held_out=held_out)
+        return [w.reason for w in written]
     usual = ["", "copy of the seed", "held-out task", "duplicate in the batch", "malformed"]
     assert reasons(Speaker(texts)) == [*usual, ""]
     assert reasons(Speaker(texts, spoilt=texts[5:])) == [*usual, "special tokens"]
@@ -280,8 +280,8 @@ def test_a_teachers_file_passes_the_same_checks(tmp_path):
     """A teacher's task would otherwise be the one way for a held-out task to be trained on."""
     path, held_out = tmp_path / "teacher.jsonl", task_keys(TEMPLATE, HELD)
     path.write_text(json.dumps({"text": OTHER.text}) + "\n")
-    [task] = worlds.read_teacher(TEMPLATE, path, held_out)
+    [task] = read_teacher(TEMPLATE, path, held_out)
     assert (task.id, task.origin) == (OTHER.id, "teacher")
     for text, reason in ((HELD.text, "held-out task"), ("dbl 1", "malformed")):
         path.write_text(json.dumps({"text": OTHER.text}) + "\n" + json.dumps({"text": text}))
-        user_error(f"record 2: {reason}", worlds.read_teacher, TEMPLATE, path, held_out)
+        user_error(f"record 2: {reason}", read_teacher, TEMPLATE, path, held_out)

@@ -14,7 +14,7 @@ from pathlib import Path
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
 from eval.__main__ import BENCHES, table
 from eval.common import load_records, one_line, one_line_for, read_rows
-from model.files import exit_code
+from errors import exit_code
 from support.options import Parser
 
 # the share of verdicts that must agree, by kind; of all other kinds each one must

@@ -18,7 +18,7 @@ import curriculum
 from data_pool import distinct
 import genenv
 from grpo import group_advantages, response_logps
-from model.files import plain_errors
+from errors import plain_errors
 from policy import Rollout
 from rwr import KL_CAP, rwr_weights, weight_ratio
 from support.health import counted

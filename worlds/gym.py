@@ -31,7 +31,7 @@ from pathlib import Path
 
 import worlds
 from data_pool import Task
-from model.files import UserError, choose
+from errors import UserError, choose
 from worlds.tiny_model import chat, in_words
 
 INSTALL = "pip install reasoning-gym==0.1.25 (it needs a C compiler)"

@@ -7,7 +7,7 @@ worlds/OWN_WORLD.md says what to change, worlds/__init__.py what each method is 
 import random
 
 import worlds
-from model.files import UserError
+from errors import UserError
 from data_pool import Task
 from worlds.tiny_model import SPECIAL, load_trained
 

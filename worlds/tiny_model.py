@@ -21,7 +21,7 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
-from model.files import UserError, exit_code
+from errors import UserError, exit_code
 import worlds
 
 SPECIAL = ["<pad>", "<eos>"]  # the first two words of every vocabulary; unknown words become <pad>

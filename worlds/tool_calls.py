@@ -4,7 +4,7 @@ Paper: a task instance carries a prompt (tool specs, goal) and an evaluation spe
 takes, or a reference answer), and `score` is both branches of Eq. 1.
 
 Usage: `python genenv.py --preset 7b-24gb --model DIR --base-tasks FILE`. The file holds one JSON
-object per line (worlds/example_tasks.jsonl has 51, and is the default):
+object per line (worlds/tools/example_tasks.jsonl has 51, and is the default):
 
     {"task": "Dim the study to 30 percent.",
      "tools": [{"name": "set_light", "description": "...", "parameters": JSON schema}, ...],
@@ -14,12 +14,12 @@ object per line (worlds/example_tasks.jsonl has 51, and is the default):
 
 A task has 1 to 32 tools and at most 8 calls; `"calls": []` says that none of the tools does what is
 asked, and the agent then answers `none`, which its prompt mentions only if some task has that
-answer. worlds/tool_lists.py reads other shapes of tools, calls and lines. With --tools FILE, tasks
+answer. worlds/tools/tool_lists.py reads other shapes of tools, calls and lines. With --tools FILE, tasks
 without tools have those of the list that they call, and others up to three. Every line is checked
 before a model is loaded. An eighth of the file is held out for validation; of TUNED tasks or more
 another for tuning.
 
-With --tools FILE the simulator also writes for those tools (worlds/task_text.py): it is shown an
+With --tools FILE the simulator also writes for those tools (worlds/tools/task_text.py): it is shown an
 example and six tools (`seed_for`), chooses a level (how many calls, and among how many of these
 tools the agent has to choose), writes the calls, then the request. Without --tools it writes JSON
 tasks and invents the tools, which takes a large model.
@@ -34,7 +34,7 @@ satisfies the schema of a declared tool. The simulator must keep the kind of its
 to free-form answers, whose references nothing checks, would be rewarded, too. Two tasks with the
 same calls or the same words count as one when copies, duplicates and held-out tasks are looked for
 (same_task_key). The simulator's prompt does not name alpha: a record of an earlier epoch would name
-an older target. What else a simulator may not get away with is in worlds/leaks.py.
+an older target. What else a simulator may not get away with is in worlds/tools/leaks.py.
 """
 import hashlib
 import itertools
@@ -48,17 +48,17 @@ from textwrap import shorten
 
 import worlds
 from data_pool import Task, task_id
-from model.files import UserError, first_line, printable
-from worlds import NO_SEED, InvalidTask, call_text, held_out_keys
-from worlds import task_text, tool_lists
-from worlds.call_text import MAX_CHARS
-from worlds.leaks import leaks, loopholes, ungrounded
-from worlds.schemas import DECODER, MAX_CALLS, canonical, check_calls, graded_calls, load_object, \
+from errors import UserError, first_line, printable
+from worlds import NO_SEED, InvalidTask, held_out_keys
+from worlds.tools import call_text, task_text, tool_lists
+from worlds.tools.call_text import MAX_CHARS
+from worlds.tools.leaks import leaks, loopholes, ungrounded
+from worlds.tools.schemas import DECODER, MAX_CALLS, canonical, check_calls, graded_calls, load_object, \
     normal_calls, objects_of, structured, texts_as_read, tools_of, well_formed, words_of
-from worlds.swaps import swapped
+from worlds.tools.swaps import swapped
 from worlds.tiny_model import chat
 
-EXAMPLE_TASKS = Path(__file__).with_name("example_tasks.jsonl")
+EXAMPLE_TASKS = Path(__file__).parent / "tools/example_tasks.jsonl"
 SHOWN_WITH = 2        # examples that a task is imitated with, as the simulator, in a warm start
 SWAPPED = 0.75        # of the examples of a pass of a warm start have other values
 MOST_CALLED, MOST_SHOWN = 3, 6  # calls of a written task, tools that the simulator is shown

@@ -1,7 +1,7 @@
 """Tool specs and calls as short text: signature lines, and `name(argument="value", n=3)`.
 
 With `--call-format python` small models read and write this form instead of JSON. Only the spelling
-differs: which arguments fit and when two calls agree is decided in worlds/schemas.py.
+differs: which arguments fit and when two calls agree is decided in worlds/tools/schemas.py.
 
     search_trains(origin: str, destination: str, seats: int = 1, window: bool = ...)
     search_trains(origin="Lyon", destination="Nice", seats=2)

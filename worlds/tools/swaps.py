@@ -6,7 +6,7 @@ values, they can only be read from the request. No run of the loop and no held-o
 changed by it.
 
 Deviations: it knows no meaning. A name becomes a name, what follows "the" a place, three words or
-more a sentence, other words things, all of them English (worlds/words.json): "Put the haircut on
+more a sentence, other words things, all of them English (worlds/tools/words.json): "Put the haircut on
 Tuesday" may become "Put the lobby on Sunday", an odd request, and its call is right. The values of
 other examples would read better, but twenty examples have one or two of each argument, which are
 soon known by heart.
@@ -15,7 +15,7 @@ import json
 import re
 from pathlib import Path
 
-from worlds.schemas import canonical, conforms, each, leaves, tools_of
+from worlds.tools.schemas import canonical, conforms, each, leaves, tools_of
 
 WORDS = json.loads(Path(__file__).with_name("words.json").read_text())  # {kind: texts}
 # before it a word or a number may not go on, nor after it

@@ -13,7 +13,7 @@ field of a tool, of a line or of a schema is not there, as in tables with a colu
 `default` alone may be null, and {"const": null} means null.
 
 Deviations: a schema is rewritten in draft 2020-12. In that form simulator and agent are shown it,
-and worlds/schemas.py checks calls against it. What a $ref or allOf says is put in its place, unless
+and worlds/tools/schemas.py checks calls against it. What a $ref or allOf says is put in its place, unless
 it contradicts what stands there; where a schema comes again within itself, anything fits. const
 becomes an enum, a list of items prefixItems. oneOf becomes anyOf, and beside an anyOf it is
 dropped. A default that does not fit its own argument, such as null for a text, is dropped: the
@@ -33,10 +33,11 @@ from textwrap import shorten
 from jsonschema import Draft202012Validator, SchemaError
 from jsonschema.exceptions import UnknownType
 
-from model.files import UserError, choose, first_line, no_file, printable
-from worlds import InvalidTask, call_text
-from worlds.call_text import kinds
-from worlds.schemas import conforms, load_object, well_formed, with_parts
+from errors import UserError, choose, first_line, no_file, printable
+from worlds import InvalidTask
+from worlds.tools import call_text
+from worlds.tools.call_text import kinds
+from worlds.tools.schemas import conforms, load_object, well_formed, with_parts
 
 MAX_TOOLS = 32       # of a task
 MAX_PARTS = 3000     # schemas within the schema of one tool, every $ref replaced

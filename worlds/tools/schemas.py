@@ -3,7 +3,7 @@
 Paper: "valid" of a structured action (a in A_struct of Eq. 1) and the equality a' = a. A call is
 valid if it parses and its arguments satisfy the schema of a declared tool.
 
-Deviations: jsonschema checks arguments (draft 2020-12; worlds/tool_lists.py brings a user's schemas
+Deviations: jsonschema checks arguments (draft 2020-12; worlds/tools/tool_lists.py brings a user's schemas
 into it, and says what it leaves out). Members that a schema does not declare are refused where it
 declares any. Formats are not checked.
 """
@@ -17,7 +17,7 @@ from jsonschema import Draft202012Validator
 from referencing import Registry
 
 from worlds import InvalidTask
-from worlds.call_text import MAX_CHARS, plain
+from worlds.tools.call_text import MAX_CHARS, plain
 
 MAX_CALLS = 8
 MAX_BRACES = 500  # of a text, at which an object may begin

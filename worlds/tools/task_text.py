@@ -24,7 +24,7 @@ right.
 """
 import re
 
-from worlds import call_text
+from worlds.tools import call_text
 from worlds.tiny_model import chat
 
 SYSTEM = """\

@@ -19,7 +19,7 @@ import re
 from os.path import commonprefix
 
 from worlds import task_texts
-from worlds.schemas import as_read, canonical, joined, leaves, normal_calls, objects_of, \
+from worlds.tools.schemas import as_read, canonical, joined, leaves, normal_calls, objects_of, \
     structured, texts_as_read, tools_of, words_of
 
 # words_of splits at apostrophes: "don't" is "don" and "t"

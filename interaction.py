@@ -1,0 +1,212 @@
+"""Step 1 of Algorithm 1 in detail: the simulator's texts become tasks, the agent attempts them.
+
+Paper: "generate and interact". The simulator's text is parsed and checked before anybody attempts
+it; an attempt is e = (task, trajectory, a', r), and Eq. 1 scores it.
+
+Usage: genenv.py calls `read_written` on what the simulator wrote, `play` on the tasks that came of
+it, and `attempt_score` on each attempt. A world (worlds/) knows the domain: how a text is parsed,
+what the agent is asked, how an answer is scored.
+
+Deviations: the paper does not say how written tasks are checked. Here a task must not be a copy of
+its seed, a held-out task, or a second one of its batch; see `check_task`. An attempt in which the
+policy drew control tokens, which no text shows, earns nothing, like one that was cut off.
+"""
+from dataclasses import dataclass, replace
+
+from data_pool import Task, read_jsonl
+from errors import UserError
+from policy import Rollout
+from worlds import NO_SEED, InvalidTask, special_token_in, task_keys
+
+# ---------------------------------------------------------------------------------------------
+# generate: from the simulator's texts to tasks
+
+
+@dataclass
+class Written:
+    """A text that the simulator wrote, and the task that it describes."""
+    rollout: Rollout
+    text: str
+    task: Task | None = None  # None: the text is not a valid task
+    reason: str = ""          # why it is not
+
+
+def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,
+                 kept=()) -> list[Written]:
+    """Read and check what the simulator wrote, one Written for each of the rollouts.
+
+    policies: the simulator's, then the agent's if that is another one. rollouts: their group is
+    the index of their seed task. held_out: keys of the held-out tasks; kept: tasks that the batch
+    already holds.
+    """
+    seen = {key for task in kept for key in task_keys(world, task)}
+    written = []
+    for rollout in rollouts:
+        text = policies[0].decode(rollout.response)
+        seed_task = seed_tasks[rollout.group]
+        try:
+            task = parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out)
+            # not in the paper: a task counts once in a batch, however often it was written, or RWR
+            # would reinforce the simulator's own most frequent outputs
+            if seen & task_keys(world, task):
+                raise InvalidTask("duplicate in the batch")
+        except InvalidTask as reason:
+            written.append(Written(rollout, text, reason=str(reason)))
+            continue
+        seen |= task_keys(world, task)
+        written.append(Written(rollout, text, task))
+    return written
+
+
+def parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out) -> Task:
+    """The task that a generation describes. Raises InvalidTask with the reason to count."""
+    if rollout.limit:
+        raise InvalidTask("truncated")
+    if policies[0].has_control_tokens(rollout.response):
+        raise InvalidTask("special tokens")
+    task = world.parse_task(text, seed_task, epoch)
+    check_task(world, task, seed_task, held_out, *(policy.tokenizer for policy in policies))
+    # must fit both prompts, the agent's and, as a seed task, the simulator's; 0.5 for any p_hat
+    prompts = world.agent_prompt(task), world.env_prompt(task, 0.5)
+    for policy in policies:
+        longest = max(len(policy.encode(prompt)) for prompt in prompts)
+        if longest > o.max_prompt_tokens:
+            raise InvalidTask("prompt too long")
+    return task
+
+
+def check_task(world, task, seed_task, held_out, *tokenizers):
+    """Raise InvalidTask unless a task that parse_task has passed may be used.
+
+    held_out: the keys of held-out tasks. tokenizers: of the models that will read it. The reason is
+    one of the three below, or what the world's own `leaks` says.
+    """
+    keys = task_keys(world, task)
+    if seed_task.spec and keys & task_keys(world, seed_task):
+        raise InvalidTask("copy of the seed")
+    if keys & held_out:
+        raise InvalidTask("held-out task")
+    # such a text could close the user's turn and go on as the assistant
+    if any(special_token_in(task, tokenizer) for tokenizer in tokenizers):
+        raise InvalidTask("special tokens")
+    leak = world.leaks(task)
+    if leak:
+        raise InvalidTask(leak)
+
+
+def read_teacher(world, path, held_out=frozenset()) -> list:
+    """Tasks of a teacher's file: JSONL, the field "text" in the form the simulator would write. No
+    path: [].
+
+    Raises UserError naming the line that is not a task of the world, or one that is held out.
+    """
+    if not path:
+        return []
+    tasks = []
+    for n, record in enumerate(read_jsonl(path), 1):
+        try:
+            task = world.parse_task(str(record.get("text")), NO_SEED, 0)
+            check_task(world, task, NO_SEED, held_out)
+        except InvalidTask as reason:
+            raise UserError(f"{path}, record {n}: {reason}") from None
+        tasks.append(replace(task, origin="teacher"))
+    if not tasks:
+        raise UserError(f"{path}: holds no tasks")
+    return tasks
+
+
+# ---------------------------------------------------------------------------------------------
+# interact: the agent attempts the tasks
+
+
+def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows=None):
+    """G attempts at every task -> (rollouts, texts), in the order of the tasks.
+
+    max_rows: as policy.sample takes it; None: what `rollout_rows` says for these prompts.
+    """
+    prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
+    if max_rows is None:
+        max_rows = rollout_rows(o, G, max(map(len, prompts)))
+
+    def sample(max_new_tokens, **turns):
+        return policy.sample(adapter, prompts, G, max_new_tokens, temperature, generator,
+                             max_rows=max_rows, **turns)
+
+    if all(world.start(task) is None for task in tasks):
+        return play_answers(o, policy, sample)
+    return play_episodes(world, o, policy, tasks, G, sample)
+
+
+def play_answers(o, policy, sample):
+    """One answer an attempt. sample(max_new_tokens): the rollouts."""
+    rollouts = sample(o.max_response_tokens)
+    texts = [policy.decode(r.response) for r in rollouts]
+    spoilt = [i for i, r in enumerate(rollouts) if policy.has_control_tokens(r.response)]
+    return mark(rollouts, spoilt), texts
+
+
+def play_episodes(world, o, policy, tasks, G, sample):
+    """Turns of the agent and observations of the world, until it says None or a limit is met.
+
+    sample(max_new_tokens, respond=...): the rollouts; it calls `respond` after each turn.
+    """
+    states = [world.start(task) for task in tasks for _ in range(G)]
+    texts = [[] for _ in states]  # of each rollout: turn, observation, turn, ...
+    spoilt = []
+
+    def respond(i, ids):
+        """ids: what rollout i has just said. Returns the ids of the observation, or None."""
+        turn = policy.decode(ids)
+        texts[i].append(turn)
+        if policy.has_control_tokens(ids):
+            spoilt.append(i)
+            return None
+        observation = world.respond(tasks[i // G], states[i], turn)
+        if observation is None:
+            return None
+        texts[i].append(observation)
+        return policy.encode_observation(observation)
+
+    rollouts = sample(world.max_episode_tokens, respond=respond, max_turns=world.max_turns,
+                      max_turn_tokens=o.max_response_tokens)
+    return mark(rollouts, spoilt), texts
+
+
+def mark(rollouts, spoilt) -> list:
+    """The rollouts, those with control tokens in them as cut. spoilt: their indices."""
+    for i in spoilt:
+        rollouts[i] = replace(rollouts[i], limit="special tokens")
+    return rollouts
+
+
+def rollout_rows(o, G: int, longest: int) -> int:
+    """max_rows for rollouts other than the agent's G per task: the simulator's, validation's.
+
+    longest: tokens of the longest prompt. The cache holds max_rows // G prompts at once, which with
+    G = 1 would be all of max_rows. Here they are as many as in the agent's own rollouts, or as
+    many short ones as hold the tokens of one prompt of the greatest length.
+    """
+    prompts = max(1, o.max_rows // o.G, o.max_prompt_tokens // longest)
+    return min(o.max_rows, G * prompts)
+
+
+def attempt_score(world, task, rollout, text):
+    """Eq. 1, well-formedness, and the reward with partial credit, of one attempt of `play`. What
+    ran into a limit earns nothing."""
+    # of an episode the agent's turns
+    response = text if isinstance(text, str) else text[::2]
+    reward, valid = world.score(task, response)
+    if rollout.limit:  # an episode out of turns was well-formed, if its turns were
+        return 0.0, valid and rollout.limit == "too many turns", 0.0
+    return reward, valid, world.graded(task, response, reward)
+
+
+def transcript(rollout, text) -> str:
+    """An attempt as a person reads it: the response, or `> turn` and observation line by line."""
+    if isinstance(text, str):
+        return text
+    lines = list(text)
+    lines[::2] = [f"> {turn}" for turn in text[::2]]
+    if rollout.limit:
+        lines.append(f"({rollout.limit})")
+    return "\n".join(lines)
