@@ -99,6 +99,9 @@ class Context:
     success: float      # success rate of the agent
     mixed_share: float  # share of tasks whose attempts differ in reward: GRPO learns from these
     p_hat_counts: list  # how many tasks were solved 0, 1, ... G times: G+1 numbers
+    # mixed_share over the share that would be mixed if all tasks were equally hard; None where
+    # success is 0 or 1, and before any task
+    mixed_of_possible: float | None
 
     @property
     def progress(self) -> float:
@@ -235,14 +238,15 @@ def call(function, *args):
 def try_schedule(schedule, o):
     """A run each of an agent that solves half of the tasks, none, all, and one without tasks."""
     nothing = [0] * o.G
-    histories = ((0.5, 0.9, [1] * (o.G + 1)), (0.0, 0.0, [64, *nothing]),
-                 (1.0, 0.0, [*nothing, 64]), (0.5, 0.0, [0, *nothing]))
-    for success, mixed_share, counts in histories:
+    histories = ((0.5, 0.9, 0.9, [1] * (o.G + 1)), (0.0, 0.0, None, [64, *nothing]),
+                 (1.0, 0.0, None, [*nothing, 64]), (0.5, 0.0, None, [0, *nothing]))
+    for success, mixed_share, of_possible, counts in histories:
         alpha = o.alpha
         for epoch in range(1, min(o.epochs, MOST_TRIED) + 1):
             alpha, given = call(schedule, Context(
                 epoch=epoch, epochs=o.epochs, alpha=o.alpha, alpha_end=o.alpha_end, previous=alpha,
-                success=success, mixed_share=mixed_share, p_hat_counts=counts))
+                success=success, mixed_share=mixed_share, p_hat_counts=counts,
+                mixed_of_possible=of_possible))
             if not is_number(alpha) or not 0 < alpha < 1:
                 raise wrong_value(schedule, "a number between 0 and 1", alpha, given)
 

@@ -39,9 +39,12 @@ SECTIONS = {  # {heading: its panels}
                "unsolved": "tasks never solved"},
               "A trained simulator imitates tasks in the band. Success may end above it: the agent "
               "learns from them."),
-        Panel("Mixed groups", "share", {"mixed_share": "of generated tasks"},
+        Panel("Mixed groups", "share",
+              {"mixed_share": "of generated tasks",
+               "mixed_of_possible": "of those possible at their success"},
               "Only tasks with right and wrong answers teach the agent. Some fall is normal; near "
-              "0 learning ends."),
+              "0 learning ends. If few of those possible are mixed, the agent solves a task always "
+              "or never."),
         Panel("Reward by --agent-reward", "share", {"agent_reward": "mean over all attempts"},
               "What the agent was trained on. Success everywhere else is by Eq. 1."),
     ],

@@ -100,7 +100,20 @@ def success_figures(new, G: int) -> dict:
     figures["unsolved"] = mean(trial.p_hat == 0 for trial in new)
     # share of the tasks with right and wrong attempts: from others GRPO learns nothing
     figures["mixed_share"] = mean(len({e.reward for e in trial.traces}) > 1 for trial in new)
+    # near 1 if the agent is equally unsure of all tasks; near 0 if it solves some always, others
+    # never
+    figures["mixed_of_possible"] = mixed_of_possible(
+        figures["mixed_share"], figures["success_rate"], G)
     return figures
+
+
+def mixed_of_possible(mixed_share, success_rate, G: int) -> float | None:
+    """Return the share of mixed tasks, divided by what it would be if every attempt at every task
+    succeeded with the mean rate. None where that rate is 0 or 1, or without tasks."""
+    if success_rate in (None, 0, 1):
+        return None
+    alike = success_rate ** G + (1 - success_rate) ** G  # all attempts right, or all wrong
+    return mixed_share / (1 - alike)
 
 
 def length_figures(run, new) -> dict:

@@ -84,6 +84,7 @@ def facts(metrics) -> dict:
         "held-out, greedy answers": change(first, last, "validation_greedy", ".3f"),
         "success on generated tasks": change(first, last, "success_rate", ".2f"),
         "mixed groups": change(first, last, "mixed_share", ".2f"),
+        "mixed groups, of those possible": change(first, last, "mixed_of_possible", ".2f"),
         "alpha, from epoch 1": change(second, last, "alpha", ".2f"),
         "training, CPU time": duration(cpu_seconds),
         "warnings": names or "none",

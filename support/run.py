@@ -185,7 +185,8 @@ def alpha_of(run) -> float:
     if epoch == 0:
         return o.alpha
     # before any epoch with tasks
-    last = {"success_rate": 0.5, "mixed_share": 0.0, "p_hat_counts": [0] * (o.G + 1)}
+    last = {"success_rate": 0.5, "mixed_share": 0.0, "p_hat_counts": [0] * (o.G + 1),
+            "mixed_of_possible": None}
     # an epoch without tasks says nothing of the agent: the last that had some counts
     for record in run.history:
         if record["distinct_tasks"]:
@@ -193,7 +194,8 @@ def alpha_of(run) -> float:
     return curriculum.next_alpha(o.alpha_schedule, curriculum.Context(
         epoch=epoch, epochs=o.epochs, alpha=o.alpha, alpha_end=o.alpha_end,
         previous=run.history[-1]["alpha"], success=last["success_rate"],
-        mixed_share=last["mixed_share"], p_hat_counts=last["p_hat_counts"]))
+        mixed_share=last["mixed_share"], p_hat_counts=last["p_hat_counts"],
+        mixed_of_possible=last["mixed_of_possible"]))
 
 
 def note_refused(run, seed_task, text, reason):

@@ -22,7 +22,7 @@ from support.options import Options
 def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=0.7,
             counts=(0, 0, 0)):
     """A Context with defaults."""
-    return Context(epoch, epochs, alpha, alpha_end, previous, success, 0.0, list(counts))
+    return Context(epoch, epochs, alpha, alpha_end, previous, success, 0.0, list(counts), None)
 
 
 def test_success_rate_is_k_over_n():

@@ -6,6 +6,9 @@ import json
 import re
 from types import SimpleNamespace
 
+import pytest
+
+import curriculum
 import genenv
 from data_pool import Task, Trial
 from errors import printable
@@ -21,6 +24,7 @@ def record(epoch, **fields):
     """A record of metrics.jsonl, as far as the pages read it."""
     return {**QUIET, "epoch": epoch, "validated": epoch, "validation_by": {"inc": 0.5},
             "validation_rates": {"inc": [0.5] * 3}, "validation_set": "a", "mixed_share": 0.8,
+            "mixed_of_possible": 0.9,
             "category_name": "kind", "entropy": 0.3, "task_length": 2.0 + epoch, "cpu_seconds": 9,
             "seconds": 9, "warnings": [], **fields}
 
@@ -66,6 +70,30 @@ def test_a_task_counts_once_with_its_first_p_hat():
     assert [(trial.task.text, trial.p_hat) for trial in new] == [("again", 1.0), ("new", 0.5)]
 
 
+def trial_of(*rewards):
+    """A Trial with attempts that earned these rewards."""
+    p_hat = curriculum.success_rate(rewards)
+    return SimpleNamespace(p_hat=p_hat, traces=[SimpleNamespace(reward=r) for r in rewards])
+
+
+def test_mixed_groups_are_compared_with_the_most_that_are_possible():
+    """Otherwise tasks that are solved always or never would look like tasks near alpha."""
+    never, always, half = trial_of(0, 0, 0, 0), trial_of(1, 1, 1, 1), trial_of(0, 1, 0, 1)
+    figures = measure.success_figures([never, always, half, half], 4)
+    # mean p_hat 1/2: 1 - 1/16 - 1/16 = 7/8 would be mixed, and 1/2 is
+    assert figures["mixed_share"] == 0.5
+    assert figures["mixed_of_possible"] == pytest.approx(4 / 7)
+    for trials in ([never], [always], []):
+        assert measure.success_figures(trials, 4)["mixed_of_possible"] is None
+
+
+def test_a_group_is_mixed_if_its_rewards_differ():
+    """Otherwise a group would count as one without signal in which GRPO sees better and worse
+    attempts: rewards of 0.6 and 1 are successes both."""
+    figures = measure.success_figures([trial_of(0.6, 1.0), trial_of(0.6, 0.6)], 2)
+    assert (figures["success_rate"], figures["mixed_share"]) == (1, 0.5)
+
+
 def test_p_hat_is_counted_by_how_often_a_task_was_solved():
     """1 / 49 * 49 is below 1 in floating point: a count cut off would stand one too low."""
     trials = [SimpleNamespace(p_hat=k / 49) for k in (0, 1, 1)]
@@ -83,7 +111,7 @@ def test_nothing_reaches_the_terminal_but_visible_signs_and_newlines():
 
 def test_what_an_epoch_did_not_measure_is_not_drawn():
     """It is null in the record, or the last measurement; a 0 would be drawn as a collapse."""
-    nothing = dict.fromkeys(("success_rate", "mixed_share", "env_kl"))
+    nothing = dict.fromkeys(("success_rate", "mixed_share", "mixed_of_possible", "env_kl"))
     silent = record(2, distinct_tasks=0, validated=1, **nothing)
     for key in (*nothing, "validation"):
         assert [t for t, _ in figures.points([[record(1), silent]], key)] == [1], key

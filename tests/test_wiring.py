@@ -358,7 +358,7 @@ def test_schedules_see_how_the_run_goes(tmp_path, monkeypatch):
         seen = records[last]
         assert context == curriculum.Context(
             before + 1, 4, 0.35, 0.65, records[before]["alpha"], seen["success_rate"],
-            seen["mixed_share"], seen["p_hat_counts"])
+            seen["mixed_share"], seen["p_hat_counts"], seen["mixed_of_possible"])
 
 
 @pytest.mark.parametrize("variant, at", [
