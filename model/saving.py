@@ -1,0 +1,70 @@
+"""Write a model as a folder that other programs can load: a base with an adapter merged into it.
+
+Paper: not in it.
+
+Usage: `save_merged("Qwen/Qwen2.5-7B-Instruct", "runs/000-genenv/adapters/agent", "merged")`; a
+warm start ends with it. scripts/unpack_gguf.py has no files to copy: it uses `add_older_names`.
+
+Deviations: transformers 5 saves config.json and tokenizer_config.json in a form that transformers 4
+misreads: it takes a rope_theta of 10,000 whatever is written, and refuses the tokenizer. Servers
+and converters still use version 4, so everything but the weights is copied from the base.
+"""
+import json
+import shutil
+from pathlib import Path
+
+import torch
+from huggingface_hub import snapshot_download
+from peft import PeftModel
+
+from errors import one_line, write_whole
+from model.loading import check_base, load_model
+
+# what describes a model and its tokenizer; a folder has some of them
+DESCRIPTIONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
+                "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
+                "merges.txt", "chat_template.jinja", "chat_template.json")
+
+
+def save_merged(base: str, adapter, out, dtype=torch.bfloat16):
+    """Write the base, a folder or hub name, with an adapter added to it to the folder `out`. Raises
+    UserError."""
+    check_base(adapter, base)
+    # summed in fp32 and rounded once, with the weights as they were before any quantisation
+    lm, _ = load_model(base, None, "fp32", "cpu")
+    merged = PeftModel.from_pretrained(lm, str(adapter)).merge_and_unload()
+    # on a full disk safetensors raises an error of its own
+    with one_line(out, "cannot be written"):
+        merged.to(dtype).save_pretrained(out)
+        copy_descriptions(base, lm.config, Path(out))
+
+
+def copy_descriptions(base: str, config, out: Path):
+    """Replace what transformers wrote beside the weights by the base's own files; only the type of
+    the numbers is that of the weights. config: that of the base, as transformers read it."""
+    folder = Path(base)
+    if not folder.is_dir():
+        folder = Path(snapshot_download(base, revision=config._commit_hash,
+                                        allow_patterns=DESCRIPTIONS))
+    dtype = json.loads((out / "config.json").read_text())["dtype"]
+    for name in DESCRIPTIONS:
+        if (folder / name).is_file():
+            shutil.copyfile(folder / name, out / name)
+    description = json.loads((out / "config.json").read_text())
+    description.pop("dtype", None)
+    description["torch_dtype"] = dtype  # the older name, which every version reads
+    write_whole(out / "config.json", json.dumps(description, indent=2))
+
+
+def add_older_names(folder):
+    """Add the names that transformers 4 reads to the files that transformers 5 wrote."""
+    path = Path(folder, "config.json")
+    config = json.loads(path.read_text())
+    rope = config.get("rope_parameters") or {}  # a family may have other positions
+    if "rope_theta" in rope:
+        config["rope_theta"] = rope["rope_theta"]
+    write_whole(path, json.dumps(config, indent=2))
+    path = Path(folder, "tokenizer_config.json")
+    config = json.loads(path.read_text())
+    config["tokenizer_class"] = "PreTrainedTokenizerFast"
+    write_whole(path, json.dumps(config, indent=2))
