@@ -44,8 +44,8 @@ def copy_descriptions(base: str, config, out: Path):
     the numbers is that of the weights. config: that of the base, as transformers read it."""
     folder = Path(base)
     if not folder.is_dir():
-        folder = Path(snapshot_download(base, revision=config._commit_hash,
-                                        allow_patterns=DESCRIPTIONS))
+        commit = getattr(config, "_commit_hash", None)
+        folder = Path(snapshot_download(base, revision=commit, allow_patterns=DESCRIPTIONS))
     dtype = json.loads((out / "config.json").read_text())["dtype"]
     for name in DESCRIPTIONS:
         if (folder / name).is_file():
