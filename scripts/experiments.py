@@ -46,7 +46,7 @@ HALF_RATE = ["--agent-lr", "1e-3"]
 
 
 def cross_cells() -> dict:
-    """{cell: options} of the cross on the ladder: is the simulator trained, are its seed tasks
+    """Return {cell: options} of the cross on the ladder: is the simulator trained, are its seed tasks
     curated, how many of them are base tasks, and does alpha follow success (at the agent's full
     rate and at half of it)."""
     cells = {}
@@ -64,7 +64,7 @@ def cross_cells() -> dict:
 
 
 def cross2_cells() -> dict:
-    """{cell: options} of what the cross left out: a quarter of the seed tasks from the base set
+    """Return {cell: options} of what the cross left out: a quarter of the seed tasks from the base set
     under a schedule that follows success. And two references from the cross, on the same models."""
     quarter = ["--base-share", "0.25"]
     curated = ["--seed-selection", "curated"]
@@ -83,7 +83,7 @@ def cross2_cells() -> dict:
 
 
 def cross2_comparisons() -> list:
-    """(cell, the cell that is taken from it), as they were named before the runs."""
+    """Return (cell, the cell that is taken from it), as named before the runs."""
     rival = "random, curated, integral"
     trained = [name for name in cross2_cells() if name.startswith("genenv")]
     return [
@@ -97,8 +97,8 @@ def cross2_comparisons() -> list:
 
 
 def cross_comparisons() -> list:
-    """(cell, the cell that is taken from it): trained minus untrained under each condition, then
-    what else was predicted."""
+    """Return (cell, the cell that is taken from it): trained minus untrained under each condition,
+    what else was predicted, and what was named afterwards."""
     pairs = []
     for condition in ("share 0.75", "share 0.25", "steered", "steered, half rate"):
         for selection in ("uniform", "curated"):
@@ -109,8 +109,13 @@ def cross_comparisons() -> list:
         pairs.append((f"genenv, uniform, {condition}", f"random, curated, {condition}"))
     for condition in ("steered", "steered, half rate"):
         pairs.append((f"genenv, curated, {condition}", f"genenv, uniform, {condition}"))
-    # it reads alpha nowhere: all differences must be 0, or all is in doubt
+    # this cell doesn't read alpha: all differences must be 0, or all is in doubt
     pairs.append(("random, uniform, steered", "random, uniform, share 0.75"))
+    # named afterwards: README's second commands, with and without a trained simulator
+    default, steered = "genenv, uniform, share 0.75", "genenv, uniform, steered"
+    rival = "random, curated, share 0.25"
+    pairs += [(steered, default), (rival, default), (steered, rival)]
+    pairs.append((f"{steered}, half rate", default))
     return pairs
 
 
@@ -147,8 +152,8 @@ for world_name in world_names():  # any other world, a user's own included
 # of each epoch's record: what the tables show, and what says why
 KEPT = (
     "epoch", "success_rate", "mixed_share", "validation", "validation_by", "cpu_seconds", "alpha",
-    "entropy", "task_length", "distinct_tasks", "env_kept", "env_kl", "validation_greedy", "solved",
-    "unsolved", "trained_tokens")
+    "mixed_of_possible", "entropy", "task_length", "distinct_tasks", "env_kept", "env_kl",
+    "validation_greedy", "solved", "unsolved", "trained_tokens")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -3,44 +3,54 @@ differences.
 
 Paper: RQ1 to RQ4 report held-out success and success on generated tasks.
 
-Usage: `table(records, cells, comparisons, cross)`, cells and comparisons by name; cells that have
-fewer runs yet are shown with as many as there are. results/notes.md has what was expected of the
-suite `cross`.
+Usage: `python -m scripts.tables results/words.jsonl` prints the tables of any record: its settings,
+and its first one minus each other. scripts/experiments.py calls `table(records, cells, comparisons,
+cross)`, cells and comparisons by name; a cell with fewer runs than others is shown with those it
+has. results/notes.md has what was expected of the suites `cross` and `cross2`.
 
-Deviations: equal time is compared in CPU seconds of training, as other work on the machine does not
-count then; the paper compares epochs. The dearer run of a pair is read earlier, by the median over
-all pairs of how much dearer it is, as the time of a single run varies with the machine.
+Deviations: equal time means equal CPU seconds of training, since they do not depend on other work
+on the machine; the paper compares epochs. The more expensive run of a pair is read earlier, by the
+median over all pairs of how much more it costs, because the time of a single run varies.
 """
+import sys
+
 import numpy as np
 
-from support.metrics import interval, mean
+from data_pool import read_jsonl
+from errors import exit_code
+from support.metrics import interval, mean, mixed_of_possible
 
 HARD = "tri", "drop", "cube", "mir"  # where untrained simulators end lowest in results/ladder.jsonl
 GOAL = 0.75  # held-out success
 
 
 # ---------------------------------------------------------------------------------------------
-# what a run's records say: epochs is their list, that of epoch 0 first
+# what is measured of a run: epochs are its records, that of epoch 0 first
 
 
 def mean_of(key: str, epochs) -> float | None:
-    """Mean of a figure over the epochs that measured it; None if none did."""
+    """Return the mean of a figure over the epochs that measured it; None if none did."""
     return mean(m[key] for m in epochs if m[key] is not None)
 
 
-def last_four(epochs, tools) -> float:
-    """Held-out success on tasks of these tools, the mean of the last four validations: a single one
-    varies by several hundredths."""
-    return mean(m["validation_by"][tool] for m in epochs[-4:] for tool in tools)
+def last_epoch(epochs) -> float:
+    """Return held-out success after the last epoch."""
+    return epochs[-1]["validation"]
+
+
+def held_out_by(tools, epochs) -> float:
+    """Return held-out success on tasks of these tools, which have equally many, over all epochs
+    given: a single validation varies by several hundredths."""
+    return mean(m["validation_by"][tool] for m in epochs for tool in tools)
 
 
 def other_tools(epochs) -> list:
-    """All tools but the hardest."""
+    """Return all tools but the hardest."""
     return [tool for tool in epochs[-1]["validation_by"] if tool != "tri"]
 
 
 def first_at_goal(epochs) -> int:
-    """The first epoch at GOAL or more; the last if there is none."""
+    """Return the first epoch at GOAL or more; the last if there is none."""
     for m in epochs:
         if m["validation"] >= GOAL:
             return m["epoch"]
@@ -48,35 +58,44 @@ def first_at_goal(epochs) -> int:
 
 
 def later(epochs) -> list:
-    """The second half, where an untrained simulator has had time to go stale."""
+    """Return the second half, where an untrained simulator has had time to go stale."""
     return epochs[(len(epochs) + 1) // 2:]
 
 
+def of_possible(epochs) -> float | None:
+    """Return the mean over epochs of metrics.mixed_of_possible. Records older than that figure are
+    of runs with eight attempts a task."""
+    figures = [mixed_of_possible(m["mixed_share"], m["success_rate"], 8) for m in epochs]
+    return mean(figure for figure in figures if figure is not None)
+
+
 def cpu_minutes(epochs) -> float:
-    """CPU time of training, without validation."""
+    """Return the CPU time of training, without validation."""
     return sum(m["cpu_seconds"] for m in epochs) / 60
 
 
-# {head of a column: measure}; of the differences the first is taken at equal time as well
-DIFFERENCES = {
-    "held-out, last epoch": lambda epochs: epochs[-1]["validation"],
+# {head of a column: measure}. Held-out success, of which differences are taken at equal updates and
+# at equal CPU time:
+HELD_OUT = {
+    "held-out, last epoch": last_epoch,
     "held-out, mean of epochs": lambda epochs: mean_of("validation", epochs[1:] or epochs)}
-MEASURES = {
-    **DIFFERENCES,
+CROSS_HELD_OUT = {
+    "last four validations": lambda epochs: mean_of("validation", epochs[-4:]),
+    "tri": lambda epochs: held_out_by(["tri"], epochs[-4:]),
+    "the eleven others": lambda epochs: held_out_by(other_tools(epochs), epochs[-4:]),
+    "last validation": last_epoch,
+    "tri, last": lambda epochs: held_out_by(["tri"], epochs[-1:]),
+    "the eleven others, last": lambda epochs: held_out_by(other_tools(epochs), epochs[-1:])}
+# and of which they are taken at equal updates only
+CROSS_AT_EQUAL_UPDATES = {
+    "hard tools": lambda epochs: held_out_by(HARD, epochs[-4:]),
+    f"first epoch at {GOAL} (never: the last)": first_at_goal}
+# what explains it
+REASONS = {
     "success on its tasks, 2nd half": lambda epochs: mean_of("success_rate", later(epochs)),
     "mixed groups, 2nd half": lambda epochs: mean_of("mixed_share", later(epochs)),
+    "the same, of those possible": lambda epochs: of_possible(later(epochs)),
     "CPU minutes": cpu_minutes}
-CROSS_DIFFERENCES = {
-    "last four validations": lambda epochs: mean_of("validation", epochs[-4:]),
-    "last validation": lambda epochs: epochs[-1]["validation"],
-    "hard tools": lambda epochs: last_four(epochs, HARD),
-    "tri": lambda epochs: last_four(epochs, ["tri"]),
-    "the eleven others": lambda epochs: last_four(epochs, other_tools(epochs)),
-    f"first epoch at {GOAL} (never: the last)": first_at_goal}
-CROSS_MEASURES = {
-    **MEASURES, **CROSS_DIFFERENCES,
-    # epoch 0 trains nothing
-    "trained tokens an update": lambda epochs: mean_of("trained_tokens", epochs[1:])}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -84,18 +103,19 @@ CROSS_MEASURES = {
 
 
 def cost_ratio(pairs) -> float:
-    """How much dearer in CPU time the first run of a pair is, in the median."""
+    """Return how many times the CPU time of its second run the first run of a pair takes, in the
+    median."""
     return float(np.median([cpu_minutes(a) / cpu_minutes(b) for a, b in pairs]))
 
 
 def at_equal_time(a, b, ratio: float, measure) -> float:
-    """The measure of run a minus that of run b when both have cost what the cheaper one costs in
-    all. ratio: cost_ratio of all such pairs."""
+    """Return the measure of run a minus that of run b, at the CPU time that the cheaper one takes
+    in all. ratio: cost_ratio of all such pairs."""
     return after(min(1 / ratio, 1), a, measure) - after(min(ratio, 1), b, measure)
 
 
 def after(share: float, epochs, measure) -> float:
-    """A measure of a run when it had spent this share of its CPU time, interpolated between
+    """Return a measure of a run when it had used this share of its CPU time, interpolated between
     epochs."""
     clock = np.cumsum([m["cpu_seconds"] for m in epochs])
     values = [measure(epochs[:i + 1]) for i in range(len(epochs))]
@@ -107,39 +127,77 @@ def after(share: float, epochs, measure) -> float:
 
 
 def table(records, cells, comparisons, cross=False) -> str:
-    """Markdown: a row for each cell that has runs, then a row for each comparison (cell, other
-    cell)."""
+    """Return Markdown: a row for each cell that has runs, then a row for each comparison (cell,
+    other cell), at equal updates and at equal CPU time."""
     runs = {name: {} for name in cells}  # {cell: {seed: records of its epochs}}
     for r in records:
-        if r["name"] in runs:  # a cell of an older version may have left
+        if r["name"] in runs:  # a cell of an older version may be gone
             runs[r["name"]][r["seed"]] = r["metrics"]
-    measures, differences = MEASURES, DIFFERENCES
-    if cross:
-        measures, differences = CROSS_MEASURES, CROSS_DIFFERENCES
+    pairs_by_head = {}
+    for ours, other in comparisons:
+        seeds = sorted(runs[ours].keys() & runs[other].keys())
+        if seeds:
+            pairs = [(runs[ours][seed], runs[other][seed]) for seed in seeds]
+            pairs_by_head[f"{ours} - {other}"] = pairs
 
+    held_out, at_equal_updates = HELD_OUT, {}
+    if cross:
+        held_out, at_equal_updates = CROSS_HELD_OUT, CROSS_AT_EQUAL_UPDATES
+    tables = [
+        cell_rows(runs, {**held_out, **at_equal_updates, **REASONS}),
+        rows_at_equal_updates(pairs_by_head, {**held_out, **at_equal_updates}),
+        rows_at_equal_time(pairs_by_head, held_out)]
+    return "\n".join(line for rows in tables for line in [*markdown(rows), ""])
+
+
+def cell_rows(runs, measures) -> list:
+    """Return the head of the first table, and a row for each cell."""
     rows = [["cell", "runs", *measures]]
     for name, seeds in runs.items():
         if seeds:
-            figures = [interval([measure(epochs) for epochs in seeds.values()])
-                       for measure in measures.values()]
-            rows.append([name, len(seeds), *(figure.replace("+", "") for figure in figures)])
+            figures = []
+            for measure in measures.values():
+                values = [measure(epochs) for epochs in seeds.values()]
+                figures.append(interval(values, sign=False))
+            rows.append([name, len(seeds), *figures])
+    return rows
 
-    in_time, *_ = differences
-    gains = [["difference", "pairs", *differences, f"{in_time}, equal CPU time", "cost ratio"]]
-    for ours, other in comparisons:
-        seeds = sorted(runs[ours].keys() & runs[other].keys())
-        pairs = [(runs[ours][seed], runs[other][seed]) for seed in seeds]
-        if pairs:
-            figures = [interval([measure(a) - measure(b) for a, b in pairs])
-                       for measure in differences.values()]
-            ratio = cost_ratio(pairs)
-            equal = interval(
-                [at_equal_time(a, b, ratio, differences[in_time]) for a, b in pairs])
-            gains.append([f"{ours} - {other}", len(pairs), *figures, equal, f"{ratio:.2f}"])
-    return "\n".join([*markdown(rows), "", *markdown(gains), ""])
+
+def rows_at_equal_updates(pairs_by_head, measures) -> list:
+    """Return the head of the second table, and a row for each comparison."""
+    rows = [["difference at equal updates", "pairs", *measures]]
+    for head, pairs in pairs_by_head.items():
+        figures = []
+        for measure in measures.values():
+            figures.append(interval([measure(a) - measure(b) for a, b in pairs]))
+        rows.append([head, len(pairs), *figures])
+    return rows
+
+
+def rows_at_equal_time(pairs_by_head, measures) -> list:
+    """Return the head of the third table, and a row for each comparison."""
+    rows = [["difference at equal CPU time", "cost ratio", *measures]]
+    for head, pairs in pairs_by_head.items():
+        ratio, figures = cost_ratio(pairs), []
+        for measure in measures.values():
+            figures.append(interval([at_equal_time(a, b, ratio, measure) for a, b in pairs]))
+        rows.append([head, f"{ratio:.2f}", *figures])
+    return rows
 
 
 def markdown(rows) -> list:
-    """The lines of a table, its heads first."""
+    """Return the lines of a table, its heads first."""
     lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
     return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
+
+
+def main(path) -> int:
+    """Print the tables of a record."""
+    records = read_jsonl(path)
+    first, *others = sorted({r["name"] for r in records})  # genenv comes before random and static
+    print(table(records, [first, *others], [(first, name) for name in others]))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(exit_code(lambda: main(sys.argv[1])))

@@ -321,13 +321,14 @@ def half_width(values) -> float:
     return t * np.std(values, ddof=1) / n ** 0.5
 
 
-def interval(values) -> str:
-    """Mean and bounds of the 95 % t-interval over seeds; the mean alone for one seed. A run that
-    did not measure the figure (None) is left out."""
+def interval(values, sign=True) -> str:
+    """Return the mean and the bounds of the 95 % t-interval over seeds, and only the mean for one
+    seed. A run that did not measure the figure (None) is left out. sign: whether a positive figure
+    gets a plus, as a difference does."""
     values = [value for value in values if value is not None]
     if not values:
         return "-"
     center, half = np.mean(values), half_width(values)
-    if len(values) == 1:
-        return f"{center:+.3f}"
-    return f"{center:+.3f} ({center - half:+.3f} to {center + half:+.3f})"
+    form = "+.3f" if sign else ".3f"
+    mean_text, low, high = (format(x, form) for x in (center, center - half, center + half))
+    return mean_text if len(values) == 1 else f"{mean_text} ({low} to {high})"

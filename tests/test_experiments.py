@@ -63,8 +63,7 @@ def curve(values, seconds):
     for epoch, value in enumerate(values):
         by_tool = dict.fromkeys(tables.HARD, value)
         records.append({"epoch": epoch, "validation": value, "validation_by": by_tool,
-                        "success_rate": value, "mixed_share": None, "cpu_seconds": seconds,
-                        "trained_tokens": 10 if epoch else 0})
+                        "success_rate": value, "mixed_share": value / 2, "cpu_seconds": seconds})
     return records
 
 
@@ -76,12 +75,13 @@ def test_interval_and_equal_time_by_hand():
     assert half_width([1, 2, 3]) == pytest.approx(4.303 / 3 ** 0.5)
     assert interval([1, None, 2, 3]) == "+2.000 (-0.484 to +4.484)"
     assert interval([2]) == "+2.000" and interval([None]) == "-"
+    assert interval([1, 2, 3], sign=False) == "2.000 (-0.484 to 4.484)"
     # a run that costs twice as much is read at half of its time: 5 of 10 s, between epochs 1 and 2
     assert tables.cost_ratio([(OURS, OTHER)]) == 2
-    assert tables.after(0.5, OURS, tables.MEASURES["held-out, last epoch"]) == pytest.approx(0.3)
+    assert tables.after(0.5, OURS, tables.last_epoch) == pytest.approx(0.3)
     # the mean of 0 and .2, then of 0, .2 and .4: in between .15; the other's last four are .25
     for a, b, ratio, gain in ((OURS, OTHER, 2, 0.15 - 0.25), (OTHER, OURS, 0.5, 0.25 - 0.15)):
-        measure = tables.CROSS_MEASURES["last four validations"]
+        measure = tables.CROSS_HELD_OUT["last four validations"]
         assert tables.at_equal_time(a, b, ratio, measure) == pytest.approx(gain)
 
 
@@ -91,9 +91,16 @@ def test_the_tables_of_the_cross_by_hand():
             ("random, share 1", 1, OTHER)]
     records = [dict(name=name, seed=seed, metrics=metrics) for name, seed, metrics in runs]
     text = experiments.table_of("cross", records)
-    assert "| genenv, share 1 | 1 | 0.800 | 0.500 | 0.700 | - | 0.167 | 0.500 | 0.800 | 0.500 | " \
-        "0.500 | 0.500 | 4.000 | 10.000 |" in text
-    assert "| genenv, share 1 - random, share 1 | 1 | +0.250 | +0.400 | +0.250 | +0.250 | +0.250 | +0.000 | " \
-        "-0.100 | 2.00 |" in text
+    # held out: of all tools, tri and the eleven others, the mean of four validations and the last
+    cell = "0.500 | 0.500 | 0.500 | 0.800 | 0.800 | 0.800"
+    # the hard tools, the epoch at the goal; tasks and mixed groups: epochs 3 and 4, p .6 and .8
+    of_possible = (0.3 / (1 - 0.6 ** 8 - 0.4 ** 8) + 0.4 / (1 - 0.8 ** 8 - 0.2 ** 8)) / 2
+    assert f"| genenv, share 1 | 1 | {cell} | 0.500 | 4.000 | 0.700 | 0.350 | {of_possible:.3f} | " \
+        "0.167 |" in text
+    difference = "+0.250 | +0.250 | +0.250 | +0.400 | +0.400 | +0.400 | +0.250 | +0.000 |"
+    assert f"| genenv, share 1 - random, share 1 | 1 | {difference}" in text
+    # at equal time: 0.3 between epochs 1 and 2 is the last validation, 0.4 the other's
+    difference = "-0.100 | -0.100 | -0.100 | -0.100 | -0.100 | -0.100 |"
+    assert f"| genenv, share 1 - random, share 1 | 2.00 | {difference}" in text
     cells = {name for pair in experiments.cross_comparisons() for name in pair}
     assert cells == set(experiments.SUITES["cross"])
