@@ -20,7 +20,7 @@ import math
 
 import torch
 
-from policy import split_groups
+from model.packing import split_groups
 
 # the method's open choices, switched here and nowhere else
 CLIP = 0.2             # epsilon of the clipped surrogate

@@ -30,7 +30,8 @@ import copy
 import torch
 
 from grpo import finite_step, pad_rows, response_logps, token_kl
-from policy import Rollout, by_prompt, split_groups
+from model.packing import by_prompt, split_groups
+from policy import Rollout
 
 KL_SEEDS = 24  # the KL sample of an epoch: all texts written for this many seed tasks
 # nats per token; the paper gives no value. Updates of the embedded worlds move about 0.01: this is

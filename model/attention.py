@@ -3,7 +3,7 @@
 Paper: not in it; this is what makes a group cost P + G*R tokens instead of G*(P + R), in sampling
 and in training.
 
-Usage: policy.py lays groups out with `pack` and has `attention_layout` cut such rows; it changes a
+Usage: policy.py lays groups out with `packing.pack` and has `attention_layout` cut such rows; it changes a
 model with `patch`. transformers' models then call `group_attention`, PEFT's layers `lora_linear`.
 
 Deviations: the library's own attention and LoRA layer give the same numbers with more memory or
@@ -49,30 +49,44 @@ class Layout:
     mask: torch.Tensor    # (N, 1, R, P + R): what response inputs see of [prompt, response]
 
 
+# One packed row: prompt p of P = 3 tokens, responses a (R = 3) and b (R = 2), each without its last
+# token, which predicts nothing; then padding. attention_layout cuts it into two calls:
+#
+#     packed row (L = 7)       prompts (B, P)        responses: queries (N, R), keys (N, P + R)
+#     p p p a a b .            p p p  causal         a a    see   p p p a a
+#     0 1 2 3 4 3 .  position                        b .    see   p p p b .
+#
+# `tokens` says where in the packed rows each response input lies, `back` where in the outputs of
+# both calls each packed token is found again.
+
+
 def attention_layout(x) -> Layout:
-    """The layout of a policy.Pack."""
+    """Return the layout of a packing.Pack."""
     (B, L), device = x.ids.shape, x.ids.device
     N, P = len(x.spans), max(P for _, P, _, _ in x.spans)
     R = max(1, x.shape[1] - 1)
-    # all that has more than N entries is made where it is needed: the mask may take 75 MB
+    # Everything larger than (N,) is built on the device: the mask may take 75 MB.
     row, lengths, starts, inputs = torch.tensor(x.spans, device=device).T    # (N,)
     place, column = torch.arange(R, device=device), torch.arange(L, device=device)
+    # 1) responses: which of their R places are filled, and from where in the packed rows
     inside = place < inputs[:, None]                                         # (N, R)
     tokens = row[:, None] * L + starts[:, None] + place                      # (N, R)
+    # 2) what response inputs see: the prompt, and themselves up to the diagonal. The diagonal stays
+    # True for padding too, as a row that sees nothing would be NaN in the softmax.
     owner = torch.where(inside, 0, PADDING)                                  # (N, R)
     in_prompt = torch.arange(P, device=device) < lengths[:, None]            # (N, P)
     keys = torch.cat([torch.where(in_prompt, PROMPT, PADDING), owner], dim=1)
-    # padding is read from as many places as it has: backward, additions to one row would queue
+    mask = group_mask(owner, keys).tril(P)
+    # 3) the way back: first each packed token as if it were of the prompt. Padding reads a
+    # different place in every column: gathering one place many times would make the backward pass
+    # add up one after another.
     back = torch.arange(B, device=device)[:, None] * P + column % P          # (B, L)
-    # what is outside goes into one cell more, which is cut off: boolean indexing would force a
-    # synchronisation
+    # then the tokens of responses; what is outside goes into one extra cell, which is cut off, as
+    # indexing by a condition would make the host wait
     back = torch.cat([back.flatten(), back.new_zeros(1)])
     responses = torch.arange(N * R, device=device).view(N, R)
     back[tokens.where(inside, B * L)] = B * P + responses
     tokens = tokens.clamp(max=B * L - 1).flatten()
-    # a response input sees nothing after itself; the diagonal stays True for padding too, as a row
-    # that sees nothing would be NaN in the softmax
-    mask = group_mask(owner, keys).tril(P)
     return Layout(P, R, row, tokens, back[:-1].view(B, L), mask)
 
 
@@ -85,8 +99,8 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
     """
     if layout is None:
         # a decoding step, or a narrow chunk: a mask for each head is smaller than keys for each
-        few = attention_mask is not None and query.shape[2] <= query.shape[3]
-        if few and query.shape[1] > key.shape[1]:
+        masked_and_few_queries = attention_mask is not None and query.shape[2] <= query.shape[3]
+        if masked_and_few_queries and query.shape[1] > key.shape[1]:
             return few_queries_attention(module, query, key, value, attention_mask, **kwargs)
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     P, R, back = layout.P, layout.R, layout.back
@@ -115,7 +129,7 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
 
 def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
     """Masked attention of few queries where query heads share keys; shapes as in group_attention.
-    mask (live, 1, slots, K), or (live, 1, sharing * slots, K) of graphs.step_mask.
+    mask (live, 1, slots, K), or (live, 1, sharing * slots, K) of decoding.step_mask.
 
     Under a mask the library copies the keys for each query head. At every token that would be the
     whole cache, several times over; here the heads that share keys become one longer query.
@@ -157,29 +171,45 @@ AttentionMaskInterface.register("eager_fp32", eager_mask)
 
 
 def patch(model):
-    """Change the modules of a PEFT model in place: exact scores, fewer passes over large
-    tensors."""
-    checkpointed = partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    """Change a PEFT model in place: exact scores, fewer passes over large tensors."""
     for module in model.modules():
-        # bitsandbytes on a CPU: at the first inference it would repack 4-bit weights for a kernel
-        # that has no gradient, and training would err
-        if hasattr(module, "support_avx512bf16_for_cpu"):
-            module.support_avx512bf16_for_cpu = False
-        # LoRA with fewer passes over its outputs
-        if is_plain_lora(module):
-            module.forward, module.cast = partial(lora_linear, module), None
-        # RMS norm in one kernel of a GPU instead of eight
-        rms = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
-        if rms and module.weight.device.type != "cpu":
-            weight, eps = module.weight, module.variance_epsilon
-            module.forward = partial(torch.nn.functional.rms_norm, normalized_shape=weight.shape,
-                                     weight=weight, eps=eps)
-        # gradient checkpointing: in force in train mode only, see Policy._hidden
-        if isinstance(module, GradientCheckpointingLayer):
-            module.gradient_checkpointing = True
-            module._gradient_checkpointing_func = checkpointed
+        keep_gradients_of_nf4(module)
+        use_short_lora(module)
+        use_fused_rms_norm(module)
+        use_checkpointing(module)
     # cuDNN plans its attention for exact sizes, and in decoding each step has its own
     torch.backends.cuda.enable_cudnn_sdp(False)
+
+
+def keep_gradients_of_nf4(module):
+    """Keep bitsandbytes on a CPU from repacking 4-bit weights at the first inference: the kernel
+    that it repacks them for has no gradient, and training would err."""
+    if hasattr(module, "support_avx512bf16_for_cpu"):
+        module.support_avx512bf16_for_cpu = False
+
+
+def use_short_lora(module):
+    """Compute LoRA with fewer passes over its outputs."""
+    if is_plain_lora(module):
+        module.forward, module.cast = partial(lora_linear, module), None
+
+
+def use_fused_rms_norm(module):
+    """Compute an RMS norm in one kernel of a GPU instead of eight."""
+    is_rms_norm = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
+    if is_rms_norm and module.weight.device.type != "cpu":
+        weight, eps = module.weight, module.variance_epsilon
+        module.forward = partial(torch.nn.functional.rms_norm, normalized_shape=weight.shape,
+                                 weight=weight, eps=eps)
+
+
+def use_checkpointing(module):
+    """Prepare a block for gradient checkpointing, which is active in train mode only, see
+    Policy._hidden."""
+    if isinstance(module, GradientCheckpointingLayer):
+        module.gradient_checkpointing = True
+        module._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False,
+                                                      preserve_rng_state=False)
 
 
 def lora_linear(layer, x):

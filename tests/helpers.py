@@ -13,7 +13,7 @@ import torch
 from data_pool import read_jsonl
 from errors import UserError
 import grpo
-from policy import Policy, Rollout, pack
+from policy import Policy, Rollout
 from support.options import Options
 from worlds.tiny_model import word_tokenizer
 
@@ -119,20 +119,6 @@ def naive_row(policy, adapter, rollout, temperature):
             logits = policy.lm(input_ids=ids, use_cache=False).logits[0, -1] / temperature
         out.append(logits.log_softmax(-1)[token])
     return torch.stack(out)
-
-
-def dense_logprobs(policy, rollouts, temperature=1.0):
-    """What policy.logprobs returns, the plain way: one row per response, the prompt in each."""
-    ids = pack([[r] for r in rollouts], policy.device).ids
-    logits = policy.lm(input_ids=ids, use_cache=False).logits.float() / temperature  # (N, L, V)
-    logps = logits.log_softmax(-1)
-    out = logps.new_zeros(len(rollouts), max(len(r.response) for r in rollouts))  # (N, R)
-    mask = torch.zeros_like(out, dtype=torch.bool)
-    for n, r in enumerate(rollouts):
-        for t, token in enumerate(r.response):  # logits at P-1+t score token P+t
-            if not r.drawn or r.drawn[t]:
-                out[n, t], mask[n, t] = logps[n, len(r.prompt) - 1 + t, token], True
-    return out, mask
 
 
 def gradients(policy, adapter):

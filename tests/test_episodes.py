@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from grpo import grpo_update, response_logps
-from helpers import (EOS, clear, close, dense_logprobs, flat, gradients, random_groups, tiny_policy,
+from helpers import (EOS, clear, close, flat, gradients, random_groups, tiny_policy,
                      train_agent, weights)
 from policy import Policy
 from support.options import Options
@@ -112,7 +112,7 @@ def test_own_tokens_score_as_on_the_dense_path_values_and_gradients(ending):
     R = max(len(r.response) for r in out)
     weigh = torch.randn(len(out), R, generator=torch.Generator().manual_seed(1))
     values, grads = [], []
-    for path in (Policy.logprobs, dense_logprobs):
+    for path in (Policy.logprobs, Policy.plain_logprobs):
         clear(ending)
         with ending.use("agent"):
             logp, mask = path(ending, out, 0.9)
@@ -145,9 +145,9 @@ def test_grpo_counts_own_tokens_only():
     # against the objective written out: sum over own tokens / their number
     policy = tiny_policy()
     with policy.use(None), torch.no_grad():
-        ref, _ = dense_logprobs(policy, flat(groups, drawn=drawn))
+        ref, _ = Policy.plain_logprobs(policy, flat(groups, drawn=drawn))
     with policy.use("agent"):
-        logp, mask = dense_logprobs(policy, flat(groups, drawn=drawn))
+        logp, mask = Policy.plain_logprobs(policy, flat(groups, drawn=drawn))
         a = torch.tensor([1.0, -1, -1, 1])[:, None] / (2 ** 0.5 + 2e-4)
         kl = (ref - logp).exp() - 1 - (ref - logp)
         ratio = (logp - logp.detach()).exp()

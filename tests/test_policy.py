@@ -14,12 +14,14 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from helpers import (BOS, EOS, MIXED, STOP, TINY, clear, close, dense_logprobs, flat, gradients,
+from helpers import (BOS, EOS, MIXED, STOP, TINY, clear, close, flat, gradients,
                      naive_row, random_groups, randomise, same, tiny_lm, tiny_policy,
                      toy_tokenizer, user_error)
-from model import graphs
+from model import decoding
 import policy as policy_module
-from policy import Policy, by_group, draw, pack, split_groups
+from model.decoding import draw
+from model.packing import by_group, pack, split_groups
+from policy import Policy
 from support.options import Options
 from worlds import open_policy
 
@@ -81,7 +83,7 @@ def learned(policy, grad_checkpoint=None):
 def assert_scored_as_sampled(policy, adapter, rollouts, temperature):
     """The drawn tokens' log-probs are those of a plain forward pass: a row each, no cache."""
     with policy.use(adapter), torch.no_grad():
-        logps, mask = dense_logprobs(policy, rollouts, temperature)
+        logps, mask = Policy.plain_logprobs(policy, rollouts, temperature)
     for r, row, drawn in zip(rollouts, logps, mask):
         sampled = torch.tensor(r.logps)[drawn[:len(r.response)]]
         torch.testing.assert_close(sampled, row[drawn], atol=3e-5, rtol=1e-5)
@@ -171,7 +173,7 @@ LONG = [p for p, _ in random_groups([(P, [1]) for P in (5, 1, 9, 3, 14, 2, 2, 7)
 def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temperature, columns):
     """Cache, positions, compaction or temperature: the sampler would be another policy; or it would
     read long prompts, of which a forward call takes so many columns, as other prompts."""
-    monkeypatch.setattr(policy_module, "PREFILL_TOKENS", columns * len(LONG))
+    monkeypatch.setattr(decoding, "PREFILL_TOKENS", columns * len(LONG))
     with shapes_into(ending.lm.get_input_embeddings()) as shapes:
         out = ending.sample(adapter, LONG, G=3, max_new_tokens=24, temperature=temperature,
                             generator=ending.generator(0))
@@ -230,7 +232,7 @@ def test_recorded_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monk
                              respond=respond if turns > 1 else None)
 
     plain = responses(policy_module.Decoder)
-    monkeypatch.setattr(graphs, "cuda_graph_of", record)
+    monkeypatch.setattr(decoding, "cuda_graph_of", record)
     replayed = responses(policy_module.GraphDecoder)
     assert len(recorded) > 1 and len(recorded[0]) > 9
     assert [r.response for r in replayed] == [r.response for r in plain]

@@ -8,7 +8,7 @@ from importlib.util import find_spec
 import pytest
 import torch
 
-from helpers import dense_logprobs, randomise
+from helpers import randomise
 from policy import Policy
 from scripts import unpack_gguf
 from model import loading
@@ -40,7 +40,7 @@ def test_sampler_and_scorer_agree_as_stated(folder, dtype, quant):
         logp, mask = policy.logprobs(rollouts)
         (logp * mask).sum().backward()
         with torch.no_grad():
-            dense, _ = dense_logprobs(policy, rollouts)
+            dense, _ = Policy.plain_logprobs(policy, rollouts)
     sampled = torch.tensor([x for r in rollouts for x in r.logps])
     mean, worst = loading.TOLERANCE[policy.lm.dtype]
     for scored in (logp, dense):

@@ -73,7 +73,7 @@ def test_gradient_is_that_of_the_weighted_imitation_loss(budget, long, monkeypat
     """Weights on the wrong record, a KL term on records, a reference with the adapter on (as in the
     released code), a mean of micro-batches' means, a shared prompt mixed up: the plain way says
     so."""
-    monkeypatch.setattr("policy.LONG", long)  # tokens from which a prompt is shared
+    monkeypatch.setattr("model.packing.LONG", long)  # tokens from which a prompt is shared
     monkeypatch.setattr(grpo, "GRAD_CLIP", 1e9)
     policy, lam, kl_coef = tiny_policy(), 3.0, 0.3
     stats = update(policy, policy.optimizer("env", 0.0), RECORDS[:4], RECORDS[4:], lam=lam,

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import dense_logprobs, flat, one_line, randomise
+from helpers import flat, one_line, randomise
 import genenv
 from model import saving
 from policy import Policy
@@ -82,7 +82,7 @@ def test_the_loss_is_the_mean_over_the_models_own_tokens(model):
     assert [i for i, drawn in enumerate(rollouts[0].drawn) if not drawn] == list(read)
     with policy.use("warm"):
         with torch.no_grad():
-            dense = sum(dense_logprobs(policy, [r])[0].sum() for r in rollouts)
+            dense = sum(Policy.plain_logprobs(policy, [r])[0].sum() for r in rollouts)
         optimizer = policy.optimizer("warm", 1e-3)
         loss, _ = rwr_step(policy, "warm", optimizer, rollouts, torch.ones(2), Options())
     assert loss == pytest.approx(-float(dense) / sum(r.tokens for r in rollouts), rel=1e-4)

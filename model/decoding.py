@@ -1,0 +1,413 @@
+"""Draw responses token by token: many rollouts side by side, each prompt encoded once.
+
+Paper: not in it. Usage: Policy.sample calls `decode_rows`. On a CPU it uses a `Decoder`, on a GPU a
+`GraphDecoder`, which computes the same steps but records them once and replays them.
+
+Deviations: the library's cache repeats a prompt for each of its rollouts; here it is kept once.
+tests/test_policy.py compares recorded steps with computed ones, and both with the plain forward
+pass. On a GPU a seed gives other texts than on a CPU: rows leave every 16 tokens, not after every
+token, so random numbers fall on other rows.
+
+Shapes: B prompts (groups), G rollouts of each, P prompt tokens, T tokens of a response at most, V
+vocabulary, D hidden size, K cached keys, d head dimension. Finished rollouts leave: `live` groups
+remain, with `slots` rollouts of each, some of which may have finished.
+"""
+import math
+import warnings
+from collections import Counter
+from functools import partial
+
+import torch
+from torch.nn.functional import pad
+from transformers.cache_utils import Cache
+
+from errors import UserError, first_line
+from model.attention import PADDING, PROMPT, group_mask, heads_of
+from model.cache import GrowingLayer
+from model.memory import PREFILL_TOKENS
+
+CHECK_EVERY = 16  # on a GPU: tokens between two checks for finished rollouts
+
+
+def draw(logits, temperature: float, generator):
+    """Sample one token per row: logits (..., V) -> ids (...), log-probs (...).
+
+    Only temperature shapes the distribution: with top-k or top-p the loss would score a different
+    one. Temperature 0 is greedy; its log-probs are those at temperature 1.
+    """
+    logits = logits.float()
+    if temperature not in (0, 1):
+        logits = logits / temperature
+    probs = logits.softmax(-1)
+    if temperature == 0:
+        ids = logits.argmax(-1, keepdim=True)
+    else:  # inverse CDF: one random number per row, no host synchronisation
+        total = probs.cumsum(-1, dtype=torch.float64)  # fp32 would lose the tail of V = 152k
+        point = torch.rand(*total.shape[:-1], 1, dtype=total.dtype, device=total.device,
+                           generator=generator) * total[..., -1:]
+        # right=True: the first token whose cumulative sum exceeds the point: never one of
+        # probability 0
+        ids = torch.searchsorted(total, point, right=True).clamp(max=total.shape[-1] - 1)
+    return ids[..., 0], probs.gather(-1, ids)[..., 0].log()
+
+
+def decode_rows(policy, prompts, G, T, temperature, generator, turns=None) -> list:
+    """Decode one wide batch: prefill, then a token at a time until every rollout has ended or has
+    T tokens.
+
+    prompts: B id lists. turns: the Turns of episodes, None for single answers. Returns B*G tuples
+    (ids, log-probs, limit, drawn) in the order of the prompts. Raises UserError if the model gives
+    no finite numbers.
+    """
+    B, device, head = len(prompts), policy.device, policy.lm.get_output_embeddings()
+    eos = torch.tensor(policy.eos_ids, device=device)
+    tokens = torch.zeros(B, G, T, dtype=torch.long, device=device)  # (B, G, T)
+    is_drawn = torch.ones_like(tokens, dtype=torch.bool)            # (B, G, T) drawn, not read
+    logps = torch.zeros(B, G, T, device=device)                     # (B, G, T)
+    lengths = torch.zeros(B, G, dtype=torch.long, device=device)    # (B, G)
+    done = torch.zeros(B, G, dtype=torch.bool, device=device)       # (B, G)
+
+    # 1) prefill: each prompt is encoded once; the last token of a response is never fed back
+    decoder = policy.decoder(policy.lm, prompts, G, T - 1, policy.eos_ids[0])
+    hidden = decoder.hidden                                         # (live, slots, D)
+    for t in range(T):
+        # 2) draw: a token for every rollout that has a slot
+        slots = decoder.places()                                    # into (B, G)
+        ids, logp = draw(head(hidden), temperature, generator)      # (live, slots)
+        if turns:
+            # an observation is already in the row: its tokens are read, not drawn
+            drawn_now = is_drawn[..., t][slots]
+            ids = ids.where(drawn_now, tokens[..., t][slots])
+            logp = logp.where(drawn_now, 0)
+        tokens[..., t][slots] = ids
+        logps[..., t][slots] = logp
+        lengths[slots] += ~done[slots]  # a finished rollout may keep its slot for a while
+
+        # 3) end: a rollout with its response, an episode with its world's last word
+        any_ended = None  # not checked: reading `done` here would make the host wait for the GPU
+        if turns:
+            end_of_turn = torch.isin(tokens[..., t], eos) & is_drawn[..., t] & ~done
+            any_ended = turns.answer_finished(t, end_of_turn, tokens, is_drawn, done)
+        else:
+            done[slots] |= torch.isin(ids, eos)
+
+        # 4) leave: what has ended makes room
+        if not decoder.keep(done, any_ended):
+            break
+
+        # 5) feed: the tokens of those that stay
+        hidden = decoder.step(tokens[..., t][decoder.places()])     # (live, slots, D)
+    return cut_rows(tokens, logps, is_drawn, lengths, done, turns)
+
+
+def cut_rows(tokens, logps, is_drawn, lengths, done, turns) -> list:
+    """Cut a batch of full length into one tuple per rollout: (ids, log-probs, limit, drawn).
+
+    Raises UserError if the model gave no finite numbers.
+    """
+    if not logps.isfinite().all():
+        raise UserError("the model gives no finite logits: --dtype fp32 or another base")
+    columns = [x.flatten(0, 1).tolist() for x in (tokens, logps, is_drawn, lengths, done)]
+    rows = []
+    for n, (ids, logp, mine, length, ended) in enumerate(zip(*columns)):
+        limit = "" if ended else "too many tokens"
+        drawn = None  # all of them
+        if turns:
+            limit, drawn = turns.ended_because.get(n, limit), mine[:length]
+        rows.append((ids[:length], logp[:length], limit, drawn))
+    return rows
+
+
+# ---------------------------------------------------------------------------------------------
+# a step of all rollouts
+
+
+class Decoder:
+    """The rollouts of B prompts, decoded side by side. Each prompt is encoded once, then all
+    rollouts still running get a token at a time: `decode_rows` draws tokens from `hidden`, tells
+    `keep` which rollouts have ended, and feeds what it drew with `step`.
+
+    live (live,): the groups still decoded. rollout (live, slots): which of the G is in each slot.
+    owner (live, K): whose each cached key is: PROMPT, PADDING or one of the G. hidden (B, G, D):
+    the states that predict the first tokens. fed, left: the steps made, and those that may follow.
+    """
+
+    def __init__(self, lm, prompts, G: int, steps: int, pad_id: int):
+        """Encode the prompts, B lists of ids. steps: at most this many will follow."""
+        self.lm, self.fed, self.left = lm, 0, steps
+        B, device = len(prompts), lm.get_input_embeddings().weight.device
+        self.lengths = torch.tensor([len(p) for p in prompts], device=device)  # (B,)
+        self.live = torch.arange(B, device=device)
+        self.rollout = torch.arange(G, device=device).expand(B, G)
+        last = self._prefill(prompts, pad_id)                                  # (B, D)
+        # contiguous: the product of an expanded tensor with lm_head would be a batched one, and
+        # copy the weights (V, D) once per prompt
+        self.hidden = last[:, None].expand(B, G, -1).contiguous()              # (B, G, D)
+
+    def _prefill(self, prompts, pad_id):
+        """Encode each prompt once; return the hidden state of its last token (B, D), and set cache
+        and owner.
+
+        Prompts are padded on the right: causality already hides the padding from real tokens. Long
+        prompts are encoded in chunks of columns, which bounds the tokens of a forward pass.
+        """
+        longest = max(map(len, prompts))
+        padded = [list(p) + (longest - len(p)) * [pad_id] for p in prompts]
+        ids = torch.tensor(padded, device=self.live.device)                    # (B, P)
+        columns = torch.arange(longest, device=ids.device)                     # (P,)
+        self.owner = torch.where(columns < self.lengths[:, None], PROMPT, PADDING)  # (B, P)
+        self.cache = Cache(layer_class_to_replicate=partial(GrowingLayer, longest))
+
+        width, chunk_ends = max(1, PREFILL_TOKENS // len(prompts)), []
+        for start in range(0, longest, width):
+            # given a cache, the library's causal mask lets a chunk see the chunks before it
+            hidden = self._forward(ids[:, start:start + width])                # (B, width, D)
+            # a chunk keeps one state per prompt; only that which holds its last token counts
+            ends = (self.lengths - 1 - start).clamp(0, hidden.shape[1] - 1)    # (B,)
+            chunk_ends.append(hidden[self.live, ends])
+        last_chunk = (self.lengths - 1) // width                               # (B,)
+        return torch.stack(chunk_ends)[last_chunk, self.live]
+
+    def _forward(self, ids, **where):
+        """Return hidden states (live, tokens, D) of ids (live, tokens); keys go into the cache."""
+        output = self.lm.base_model(input_ids=ids, past_key_values=self.cache, use_cache=True,
+                                    **where)
+        return output.last_hidden_state
+
+    def places(self):
+        """Return where in a tensor (B, G) the rollout of each slot is: an index (live, slots)."""
+        return self.live[:, None], self.rollout
+
+    def positions(self):
+        """Return the position of the token that is fed next: (live, slots)."""
+        return (self.lengths[self.live, None] + self.fed).expand_as(self.rollout)
+
+    def step(self, ids):
+        """Feed one more token of each rollout: ids (live, slots) -> hidden states (live, slots,
+        D)."""
+        self.owner = torch.cat([self.owner, self.rollout], dim=1)              # (live, K + slots)
+        mask = group_mask(self.rollout, self.owner)
+        hidden = self._forward(ids, position_ids=self.positions(), attention_mask=mask)
+        self.fed, self.left = self.fed + 1, self.left - 1
+        return hidden
+
+    def keep(self, done, any_ended=None) -> bool:
+        """Let finished rollouts leave. Return whether another step is needed.
+
+        done (B, G): which have finished. any_ended: True or False if the caller knows whether any
+        has since the last call, else None.
+        """
+        if self.left == 0:
+            return False
+        if any_ended is False:
+            return True
+        groups, rollout = compact(done[self.live])
+        if len(groups):
+            self._leave(groups, rollout)
+        return len(groups) > 0
+
+    def _leave(self, groups, rollout):
+        """Keep `groups` of the live ones. rollout (live, slots): what is then in each slot."""
+        self.rollout = rollout
+        if len(groups) < len(self.live):
+            self.live, self.owner = self.live[groups], self.owner[groups]
+            self.rollout = rollout[groups]
+            self.cache.batch_select_indices(groups)
+
+
+def compact(done):
+    """Drop finished rollouts: done (live, G) -> (groups to keep, rollout in each slot (live,
+    slots)).
+
+    Running rollouts move to the front; slots: the most that are running in any one group. Groups
+    are only dropped once a quarter of them has finished, because dropping copies the cache.
+    """
+    running_counts = (~done).sum(1).tolist()
+    order = done.long().argsort(dim=1, stable=True)  # running first
+    groups = [b for b, count in enumerate(running_counts) if count > 0]
+    if len(groups) > 0.75 * len(running_counts):
+        groups = list(range(len(running_counts)))
+    return torch.tensor(groups, device=done.device), order[:, :max(running_counts)]
+
+
+# ---------------------------------------------------------------------------------------------
+# the same on a GPU
+
+
+class GraphDecoder(Decoder):
+    """A Decoder whose steps are recorded once as a CUDA graph and then replayed.
+
+    To decode one token the host starts some 1,700 kernels, and a large card waits for it. A CUDA
+    graph is a recording of them that the host starts as one. It replays the same kernels on the
+    same memory, so nothing may change its shape or its address. Decoding is therefore cut into
+    stages: within a stage all tensors keep shape and address, and one graph serves all its steps;
+    between two stages rollouts leave and the cache gets more room.
+
+    stage_left: how many more steps the stage has room for; 0 before the first stage.
+    """
+    stage_left = 0
+
+    def keep(self, done, any_ended=None) -> bool:
+        """As Decoder.keep, but rarely: asking a GPU how many are still running makes it wait."""
+        if any_ended is None:
+            drawn = self.fed + 1  # the last token drawn is not fed yet
+            any_ended = drawn % CHECK_EVERY == 0
+        return super().keep(done, any_ended)
+
+    def _leave(self, groups, rollout):
+        """As Decoder._leave, but a new stage costs a GPU the time of several tokens: only if one
+        must begin soon, or if half of the slots become free."""
+        room_runs_out = self.stage_left < min(CHECK_EVERY, self.left)
+        halved = 2 * len(groups) * rollout.shape[1] <= self.rollout.numel()
+        if room_runs_out or halved:
+            super()._leave(groups, rollout)
+            self.stage_left = 0
+
+    def step(self, ids):
+        """As Decoder.step; the result lies in memory that the next call may use again."""
+        self.owner = torch.cat([self.owner, self.rollout], dim=1)              # (live, K + slots)
+        if self.stage_left == 0:
+            self._begin_stage()
+        self.ids.copy_(ids)
+        self.calls += 1
+        # The first call of a stage computes, as a warm-up: no kernel may be loaded while capturing.
+        # The second captures, which computes nothing, and is replayed below. Later calls replay.
+        if self.calls == 2:
+            self.replay = cuda_graph_of(self._next, ids.device)
+        hidden = self.replay() if self.replay else self._next()
+        self.stage_left -= 1
+        self.fed, self.left = self.fed + 1, self.left - 1
+        return hidden
+
+    def _begin_stage(self):
+        """Give every tensor of the coming steps its place and all the room that it will need."""
+        # K counts the keys of the coming step: step() has added their owners
+        slots, K = self.rollout.shape[1], self.owner.shape[1]
+        # steps until the cache is 1.5 times as long, at least 32
+        self.stage_left = min(self.left, max(32, K // (2 * slots)))
+        more = (self.stage_left - 1) * slots  # keys that the steps after the first one add
+        self.calls, self.replay = 0, None
+        self.columns = torch.arange(K - slots, K, device=self.owner.device)  # of a step's own keys
+        for layer in self.cache.layers:
+            layer.freeze(K + more, self.columns)
+        config = self.lm.config.get_text_config(decoder=True)
+        mask_for = partial(step_mask, config, self.cache.layers[0].keys.dtype, self.rollout)
+        self.mask = mask_for(pad(self.owner, (0, more), value=PADDING))
+        self.own_mask = mask_for(self.rollout)  # of the keys of one step a rollout sees its own
+        self.ids, self.position = torch.empty_like(self.rollout), self.positions().clone()
+
+    def _next(self):
+        """Compute the step that is captured. No Python value may change between calls, since the
+        graph would keep the old one: tensors are changed in place."""
+        # the step's own keys are seen from now on
+        self.mask.index_copy_(3, self.columns, self.own_mask)
+        hidden = self._forward(self.ids, position_ids=self.position, attention_mask=self.mask)
+        self.columns.add_(self.ids.shape[1])
+        self.position.add_(1)
+        return hidden
+
+
+def step_mask(config, dtype, rollout, owner):
+    """Make the mask of a decoding step, on a GPU once and not in each layer.
+
+    rollout (live, slots), owner (live, K) -> (live, 1, rows, K) in `dtype`: 0 where visible, else
+    -inf. The memory-efficient kernel adds such a mask as it is, if each row begins at a multiple of
+    8 numbers. rows: slots, or sharing * slots where attention.few_queries_attention folds the
+    query heads that share keys into rows: group_attention has it do so where slots <= head_dim.
+    """
+    (live, slots), K = rollout.shape, owner.shape[1]
+    heads, key_heads, head_dim = heads_of(config)
+    sharing = heads // key_heads if slots <= head_dim else 1
+    shape = live, 1, sharing * slots, 8 * math.ceil(K / 8)
+    mask = owner.new_full(shape, -math.inf, dtype=dtype)[..., :K]
+    return mask.masked_fill_(group_mask(rollout, owner).repeat(1, 1, sharing, 1), 0)
+
+
+def cuda_graph_of(step, device):
+    """Record step() as a CUDA graph; return what replays it, whose result is always in the same
+    memory. None on other devices, and where a model does what a graph cannot hold."""
+    if device.type != "cuda":
+        return None
+    graph = torch.cuda.CUDAGraph()
+    try:
+        # torch.cuda.graph leaves its side stream current if capture fails; the outer context
+        # restores this one
+        with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
+            out = step()
+    except torch.OutOfMemoryError:
+        raise  # not the model's fault: fewer rows would do
+    except RuntimeError as error:
+        warnings.warn(f"rollouts are slow, no CUDA graph holds this model: {first_line(error)}")
+        return None
+
+    def replay():
+        graph.replay()
+        return out
+
+    return replay
+
+
+# ---------------------------------------------------------------------------------------------
+# episodes
+
+
+class Turns:
+    """The turns of a batch of episodes; n is the index of a rollout among B * G.
+
+    begin, count: where the current turn of a rollout begins, and how many turns it has had.
+    ended_because: {rollout whose episode is over: the limit that it ran into, or ""}.
+    """
+
+    def __init__(self, respond, places, max_turns, max_turn_tokens):
+        """respond(i, ids of a turn) -> ids of an observation, or None when the episode is over.
+        places: the i of each rollout of this batch."""
+        self.respond, self.places = respond, places
+        self.max_turns, self.max_turn_tokens = max_turns, max_turn_tokens
+        self.begin, self.count, self.ended_because = Counter(), Counter(), {}
+
+    def answer_finished(self, t, end_of_turn, tokens, is_drawn, done) -> bool:
+        """Answer the turns that ended with token t, or end their episodes. Return whether any
+        episode ended.
+
+        end_of_turn, done (B, G), tokens, is_drawn (B, G, T); tokens, is_drawn and done are updated
+        in place. The host waits for a GPU once, and again if turns ended: the next token needs the
+        world's answers.
+        """
+        G, T = tokens.shape[1:]
+        finished = end_of_turn.flatten().nonzero().flatten().tolist()
+        rows = tokens.flatten(0, 1)[finished].tolist() if finished else []
+        ended_now = []
+        for n, row in zip(finished, rows):
+            turn = row[self.begin[n]:t + 1]
+            observation = self._answer(n, turn, T - t - 1)
+            if observation is None:
+                ended_now.append(n)
+                continue
+            # the observation is written into the row, to be read from the next token on
+            self.begin[n] = t + 1 + len(observation)
+            place = n // G, n % G, slice(t + 1, self.begin[n])
+            tokens[place], is_drawn[place] = torch.tensor(observation), False
+
+        for n in range(end_of_turn.numel()):
+            too_long = t + 1 - self.begin[n] >= self.max_turn_tokens
+            if too_long and n not in self.ended_because:
+                self.ended_because[n] = "turn too long"
+                ended_now.append(n)
+        for n in ended_now:
+            done[n // G, n % G] = True
+        return len(ended_now) > 0
+
+    def _answer(self, n, turn, room):
+        """Ask the world for its answer to a turn; None if the episode ends with it, which is then
+        in ended_because. room: tokens left."""
+        self.count[n] += 1
+        ids = self.respond(self.places[n], turn)
+        if ids is not None and self.count[n] < self.max_turns and len(ids) < room:
+            return ids
+        if ids is None:
+            self.ended_because[n] = ""
+        elif self.count[n] >= self.max_turns:
+            self.ended_because[n] = "too many turns"
+        else:
+            self.ended_because[n] = "too many tokens"
+        return None
