@@ -9,7 +9,7 @@ Usage:
     python -m scripts.experiments words --model "starts/stale-{seed}" --out results/mine
     python -m scripts.experiments mine                        # any world: random, static ...
     python -m scripts.experiments cross --seeds 10 --first-seed 20    # trained x seeds x alpha
-    python -m scripts.experiments cross2 --seeds 10 --first-seed 30   # a quarter base tasks, and alpha
+    python -m scripts.experiments cross2 --seeds 10 --first-seed 30   # a quarter base tasks
     # other options go to every run
     python -m scripts.experiments ladder --seeds 1 --epochs 2 --out results/mine
 
@@ -64,8 +64,9 @@ def cross_cells() -> dict:
 
 
 def cross2_cells() -> dict:
-    """Return {cell: options} of what the cross left out: a quarter of the seed tasks from the base set
-    under a schedule that follows success. And two references from the cross, on the same models."""
+    """Return {cell: options} of what the cross left out: a quarter of the seed tasks from the base
+    set under a schedule that follows success. And two references from the cross, on the same
+    models."""
     quarter = ["--base-share", "0.25"]
     curated = ["--seed-selection", "curated"]
     untrained = ["--variant", "random"]

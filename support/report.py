@@ -77,14 +77,15 @@ def facts(metrics) -> dict:
     first, last = metrics[0], metrics[-1]
     second = metrics[:2][-1]
     cpu_seconds = sum(m["cpu_seconds"] for m in metrics)
+    mixed = change(first, last, "mixed_share", ".2f")
+    of_possible = change(first, last, "mixed_of_possible", ".2f")
     names = ", ".join(f"{name} in {when}" for name, when, _ in warning_rows(metrics))
     return {
         "held-out success": change(first, last, "validation", ".3f"),
         "its rise": gain_text(last, first),
         "held-out, greedy answers": change(first, last, "validation_greedy", ".3f"),
         "success on generated tasks": change(first, last, "success_rate", ".2f"),
-        "mixed groups": change(first, last, "mixed_share", ".2f"),
-        "mixed groups, of those possible": change(first, last, "mixed_of_possible", ".2f"),
+        "mixed groups": f"{mixed}; of those possible {of_possible}",
         "alpha, from epoch 1": change(second, last, "alpha", ".2f"),
         "training, CPU time": duration(cpu_seconds),
         "warnings": names or "none",
