@@ -14,9 +14,11 @@ and veRL scores responses with `compute_score` below, which is Eq. 1 of this pro
 
     custom_reward_function.path=scripts/export.py custom_reward_function.name=compute_score
 
-The adapters need no export: they are PEFT folders, and model/README.md has the four lines that
-merge one into 16 bits. `genenv.py ask RUN "a task"`, with and without --untrained, shows that it is
-in force.
+It may be called on any thread. What would stop a puzzle of `gym` after some seconds works on the
+main thread only.
+
+The adapters need no export: they are PEFT folders, and model/README.md has the two lines that merge
+one into 16 bits.
 
 Deviations: ground_truth is a text, as parquet (`pandas.read_json(F, lines=True).to_parquet(...)`)
 needs one type per column; traces stay behind, as they would be stale there.

@@ -4,6 +4,7 @@ Run: python -m pytest tests/test_export.py -q
 """
 import dataclasses
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,7 +13,7 @@ import genenv
 from helpers import EXAMPLE_LIST, user_error
 from scripts import export
 from support.options import parse_options
-from worlds import load_world
+from worlds import gym, load_world
 
 TOOLS = ["--world", "tool_calls", "--model", "m", "--call-format", "python", *EXAMPLE_LIST]
 
@@ -43,3 +44,19 @@ def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path):
             assert export.compute_score(source, answer, truth) == score
     assert export.compute_score(source, world.gold(written), truth) == 1
     user_error("gsm8k", export.compute_score, "gsm8k", "", "{}")
+
+
+def test_puzzles_are_scored_on_any_thread(monkeypatch):
+    """Otherwise a trainer that scores beside its main thread would end at the first puzzle."""
+    class Dataset:
+        def score_answer(self, answer, item):
+            return float(answer == item["answer"])
+
+    item = {"question": "3 + 4?", "answer": "7"}
+    monkeypatch.setattr(gym, "make_item", lambda *line: (Dataset(), item))
+    truth = json.dumps({"family": "of_this_test", "levels": {}, "item": 5})
+    with ThreadPoolExecutor(1) as threads:
+        for answer, reward in ("7", 1), ("8", 0):
+            response = f"<answer>{answer}</answer>"
+            score = threads.submit(export.compute_score, "genenv/gym", response, truth)
+            assert score.result() == reward

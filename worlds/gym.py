@@ -16,14 +16,15 @@ rival.
 
 Which levels exist for a run does not depend on the machine: gym_levels.json, which
 scripts/gym_levels.py makes, lets in what can be made fast and small and is paid. As a last resort
-an item that takes LIMIT seconds of CPU time "cannot be made" (a timer: this world works in the
-main thread alone).
+an item that takes LIMIT seconds of CPU time "cannot be made" (a timer, on the main thread only: a
+run plays there, while another trainer may score answers on other threads).
 """
 import io
 import json
 import random
 import re
 import signal
+import threading
 from contextlib import contextmanager, redirect_stdout
 from functools import lru_cache
 from importlib.util import find_spec
@@ -59,6 +60,7 @@ ANSWERS, LINES = 240, 160  # that a pass of a warm start imitates
 MAX_CHARS = 4000     # of a response or a line
 MARGIN = 100         # tokens of the agent's prompt that are not the question's, at most
 LIMIT = 5            # seconds of CPU time for an item
+ONE_AT_A_TIME = threading.RLock()  # the thread that calls the library
 # float("nan") compares as nobody expects: some scorers pay it
 NOT_A_NUMBER = re.compile(r"(?<![a-z])(nan|inf|infinity)[ij]?(?![a-z])", re.IGNORECASE)
 
@@ -75,19 +77,33 @@ def too_slow(*_):
 @contextmanager
 def library(seconds: float):
     """Around calls of the library: keeps Python's global random numbers, and what it prints to
-    itself, and ends what takes too long."""
-    state = random.getstate()
+    itself, and on the main thread ends what takes too long. Threads wait for each other, as the
+    random numbers are one for all of them."""
+    with ONE_AT_A_TIME, redirect_stdout(io.StringIO()):
+        state = random.getstate()
+        try:
+            with timer(seconds):
+                yield
+        finally:
+            random.setstate(state)
+
+
+@contextmanager
+def timer(seconds: float):
+    """Within, raises TimeoutError after this much CPU time. Python allows signals on its main
+    thread only; on another, where only answers are scored, nothing is timed."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
     # CPU time, and a signal of its own: those that stop a run are not touched
     before = signal.signal(signal.SIGPROF, too_slow)
     # again and again, as the library has an `except:` here and there
     signal.setitimer(signal.ITIMER_PROF, seconds, 1)
     try:
-        with redirect_stdout(io.StringIO()):
-            yield
+        yield
     finally:
         signal.setitimer(signal.ITIMER_PROF, 0)
         signal.signal(signal.SIGPROF, before)
-        random.setstate(state)
 
 
 def make_item(family: str, levels: dict, number: int):
