@@ -13,7 +13,8 @@ To add a schedule, write one function anywhere in this file whose name starts wi
         # easy tasks first, alpha from then on
         return 0.7 if c.epoch <= 3 else c.alpha
 
-and start `python genenv.py --alpha-schedule warmup`. A difficulty reward is a function of
+and start `python genenv.py --alpha-schedule warmup`. What `c` holds is listed first below, in
+`Context`. A difficulty reward is a function of
 (p_hat, alpha, beta) whose name starts with `reward_`, a seed selection one of (p_hats, alpha)
 starting with `seeds_`, an agent reward one of an attempt (data_pool.Trace) starting with
 `agent_reward_`. There is no list to extend.
@@ -28,8 +29,32 @@ import inspect
 import math
 from dataclasses import dataclass
 
-from data_pool import Trace
-from errors import UserError, is_number, users_code, wrong_value
+import torch
+
+from errors import checked
+
+@dataclass(frozen=True)
+class Context:
+    """What a schedule may look at. Held-out tasks are not in it: they are only ever reported."""
+    epoch: int          # 1 .. epochs
+    epochs: int
+    alpha: float        # --alpha, the value to start from
+    alpha_end: float    # --alpha-end, the value to arrive at
+    previous: float     # alpha of the epoch before; --alpha in the first
+    new_tasks: int      # how many new tasks the last epoch had
+    # measured on the latest epoch that had new tasks; 0.5, zeros and None until there is one
+    success: float      # success rate of the agent
+    mixed_share: float  # share of tasks whose attempts differ in reward: GRPO learns from these
+    p_hat_counts: list  # how many tasks were solved 0, 1, ... G times: G+1 numbers
+    # mixed_share over the share that would be mixed if all tasks were equally hard; None where
+    # success is 0 or 1
+    mixed_of_possible: float | None
+
+    @property
+    def progress(self) -> float:
+        """0 in the first epoch, 1 in the last."""
+        return (self.epoch - 1) / max(1, self.epochs - 1)
+
 
 SUCCESS = 0.5  # the lowest reward that counts as a success; the paper gives no threshold
 
@@ -83,30 +108,8 @@ def agent_reward_graded(e):
 
 
 # ---------------------------------------------------------------------------------------------
-# alpha schedules: functions of a small context -> the alpha of this epoch. RWR aims at it when the
-# epoch ends, so it shows in the next epoch's tasks, and that of the last epoch in none
-
-
-@dataclass(frozen=True)
-class Context:
-    """What a schedule may look at. Held-out tasks are not in it: they are only ever reported."""
-    epoch: int          # 1 .. epochs
-    epochs: int
-    alpha: float        # --alpha, the value to start from
-    alpha_end: float    # --alpha-end, the value to arrive at
-    previous: float     # alpha of the epoch before; --alpha in the first
-    # of the new tasks of the last epoch that had any; before: 0.5, and all 0
-    success: float      # success rate of the agent
-    mixed_share: float  # share of tasks whose attempts differ in reward: GRPO learns from these
-    p_hat_counts: list  # how many tasks were solved 0, 1, ... G times: G+1 numbers
-    # mixed_share over the share that would be mixed if all tasks were equally hard; None where
-    # success is 0 or 1, and before any task
-    mixed_of_possible: float | None
-
-    @property
-    def progress(self) -> float:
-        """0 in the first epoch, 1 in the last."""
-        return (self.epoch - 1) / max(1, self.epochs - 1)
+# alpha schedules: functions of a Context c -> the alpha of this epoch. RWR uses this alpha at the
+# end of the epoch, so it shapes the *next* epoch's tasks; the last epoch's alpha shapes none
 
 
 def alpha_constant(c):
@@ -139,7 +142,9 @@ def alpha_integral(c):
     0.95]. Between these limits it rests only where success is --alpha."""
     # start low: p_hat is measured before the update that makes these tasks easier
     start = c.previous if c.epoch > 1 else c.alpha / 2
-    return min(0.95, max(0.05, start + 0.3 * (c.alpha - c.success)))
+    # without new tasks `success` is old, and its error was added before
+    error = c.alpha - c.success if c.new_tasks else 0
+    return min(0.95, max(0.05, start + 0.3 * error))
 
 
 def alpha_balanced(c):
@@ -147,7 +152,9 @@ def alpha_balanced(c):
     success that is. A schedule that follows the mixed groups instead is drawn to ever easier tasks
     (EXPERIMENTS.md)."""
     never, always = c.p_hat_counts[0], c.p_hat_counts[-1]
-    step = 0.2 * (never - always) / max(1, sum(c.p_hat_counts))
+    step = 0.0
+    if c.new_tasks:  # else the counts are old, and were followed before
+        step = 0.2 * (never - always) / sum(c.p_hat_counts)
     return min(0.95, max(0.05, c.previous + step))
 
 
@@ -167,17 +174,17 @@ def seeds_curated(p_hats, alpha):
 
 
 def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
-    """n seed tasks: a share from the base set for coverage, the rest from recent pool tasks.
+    """Draw n seed tasks: a share from the base set for coverage, the rest from recent pool tasks.
 
     base: tasks; recent: list of (task, p_hat); weigh: one of the seeds_ functions. While there are
-    no recent tasks, or all have weight 0, all come from base. Drawn with replacement; generator: on
-    the CPU.
+    no recent tasks, or all have weight 0, all come from base. Drawn with replacement; generator:
+    on the CPU. Raises UserError for a weight that is not a number, or is negative.
     """
-    import torch  # here and not above: options and --help are read without it
     n_base = n if not recent else int((torch.rand(n, generator=generator) < base_share).sum())
     chosen = [base[i] for i in torch.randint(len(base), (n_base,), generator=generator).tolist()]
     if n > n_base:
-        weights = torch.tensor(weigh([p for _, p in recent], alpha), dtype=torch.float32)
+        weights = weigh([p for _, p in recent], alpha)
+        weights = torch.tensor([checked(weigh, w, 0) for w in weights], dtype=torch.float32)
         source = [task for task, _ in recent]
         if not weights.any():
             weights, source = torch.ones(len(base)), base
@@ -190,95 +197,30 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
 # the functions that options name, a user's own among them
 
 
-def named(prefix: str) -> dict:
-    """{name: function} for a prefix such as alpha_ or reward_, wherever in this file they are."""
-    functions = {}
+def functions(prefix: str) -> dict:
+    """Return {name: function} for a prefix such as alpha_, wherever in this file they are."""
+    by_name = {}
     for name, value in globals().items():
         if name.startswith(prefix) and inspect.isfunction(value):
-            functions[name.removeprefix(prefix)] = value
-    return functions
+            by_name[name.removeprefix(prefix)] = value
+    return by_name
 
 
 def next_alpha(schedule: str, context: Context) -> float:
-    """alpha of this epoch. Raises UserError if a schedule leaves (0, 1)."""
-    alpha = named("alpha_")[schedule](context)
-    if not 0 < alpha < 1:
-        raise UserError(f"alpha_{schedule} gave {alpha}, not a number between 0 and 1: {context}")
-    return alpha
+    """Return the alpha of this epoch. Raises UserError if a schedule leaves (0, 1)."""
+    function = functions("alpha_")[schedule]
+    return checked(function, function(context), 1e-9, 1 - 1e-9)
 
 
-def source(*names) -> list[str]:
-    """The code of functions in this file: elsewhere the same name may be another one."""
-    return [inspect.getsource(globals()[name]) for name in names]
+def R_env(difficulty_reward: str, p_hat: float, alpha: float, beta: float) -> float:
+    """Return the environment reward of a task, Eq. 3 or what replaces it. Raises UserError if it is
+    not a finite number."""
+    function = functions("reward_")[difficulty_reward]
+    return checked(function, function(p_hat, alpha, beta))
 
 
-# ---------------------------------------------------------------------------------------------
-# before a run
-
-MOST_TRIED = 1000  # epochs, and values of p_hat
-
-
-def try_functions(o):
-    """Call every function that the options name on values such as it will see, before anything is
-    trained. Raises UserError in one line, with the line of this file, for what a function raises
-    and for a value that would train on silently."""
-    try_schedule(named("alpha_")[o.alpha_schedule], o)
-    try_difficulty_reward(named("reward_")[o.difficulty_reward], o)
-    try_seed_selection(named("seeds_")[o.seed_selection], o)
-    try_agent_reward(named("agent_reward_")[o.agent_reward], o)
-
-
-def call(function, *args):
-    """function(*args), perhaps a user's own -> (its value, its arguments as text)."""
-    given = ", ".join(map(repr, args))[-300:]
-    with users_code(function.__code__.co_filename, given):
-        return function(*args), given
-
-
-def try_schedule(schedule, o):
-    """A run each of an agent that solves half of the tasks, none, all, and one without tasks."""
-    nothing = [0] * o.G
-    histories = ((0.5, 0.9, 0.9, [1] * (o.G + 1)), (0.0, 0.0, None, [64, *nothing]),
-                 (1.0, 0.0, None, [*nothing, 64]), (0.5, 0.0, None, [0, *nothing]))
-    for success, mixed_share, of_possible, counts in histories:
-        alpha = o.alpha
-        for epoch in range(1, min(o.epochs, MOST_TRIED) + 1):
-            alpha, given = call(schedule, Context(
-                epoch=epoch, epochs=o.epochs, alpha=o.alpha, alpha_end=o.alpha_end, previous=alpha,
-                success=success, mixed_share=mixed_share, p_hat_counts=counts,
-                mixed_of_possible=of_possible))
-            if not is_number(alpha) or not 0 < alpha < 1:
-                raise wrong_value(schedule, "a number between 0 and 1", alpha, given)
-
-
-def try_difficulty_reward(reward, o):
-    """Every p_hat there is, at --alpha and near both ends."""
-    for alpha in (o.alpha, 0.05, 0.95):
-        for k in range(min(o.G, MOST_TRIED) + 1):
-            value, given = call(reward, k / o.G, alpha, o.beta)
-            if not is_number(value):
-                raise wrong_value(reward, "a finite number", value, given)
-
-
-def try_seed_selection(weigh, o):
-    """Few tasks and many."""
-    for n in (1, 3, 50):
-        p_hats = [i % (o.G + 1) / o.G for i in range(n)]
-        weights, given = call(weigh, p_hats, o.alpha)
-        if hasattr(weights, "tolist"):  # of torch or numpy
-            weights = weights.tolist()
-        is_list = isinstance(weights, (list, tuple)) and len(weights) == n
-        if not is_list or not all(is_number(weight, 0) for weight in weights):
-            rule = "a list of weights, one for each p_hat, finite and not negative"
-            raise wrong_value(weigh, rule, weights, given)
-
-
-def try_agent_reward(reward, o):
-    """Attempts that are right and wrong, short and as long as they may be, cut off or not."""
-    most = o.max_response_tokens
-    for earned, valid, truncated, tokens in ((1.0, True, False, 1), (1.0, True, False, most),
-                                             (0.0, False, False, 1), (0.0, False, True, most)):
-        text = " ".join(["7"] * (tokens - 1))
-        value, given = call(reward, Trace(text, earned, valid, truncated, tokens, earned))
-        if not is_number(value, 0, 1):
-            raise wrong_value(reward, "a number from 0 to 1", value, given)
+def agent_reward(name: str, trace) -> float:
+    """Return the reward that GRPO gets for an attempt (data_pool.Trace), Eq. 1 or what replaces it.
+    Raises UserError outside of [0, 1]."""
+    function = functions("agent_reward_")[name]
+    return checked(function, function(trace), 0, 1)

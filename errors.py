@@ -44,6 +44,21 @@ def plain_errors():
     raise SystemExit(code)
 
 
+@contextmanager
+def loading():
+    """Within, packages are imported: one that is missing, or Ctrl-C, is one line. Raises
+    SystemExit."""
+    try:
+        yield
+    except ModuleNotFoundError as error:
+        print(f"genenv: {error}: activate the environment (source .venv/bin/activate), or pip "
+              "install -r requirements.txt", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("stopped at once", file=sys.stderr)
+        raise SystemExit(130) from None
+
+
 def exit_code(command) -> int:
     """Call `command()` under plain_errors and return the program's exit code: what the command
     returns if that is a number, else 0."""
@@ -102,6 +117,16 @@ def wrong_value(function, rule: str, value, given) -> UserError:
     code = function.__code__
     place = f"{code.co_filename}, line {code.co_firstlineno}: {function.__name__}"
     return UserError(f"{place} must give {rule}; it gave {value!r:.200} for {given}")
+
+
+def checked(function, value, least=-1e30, most=1e30):
+    """Return a number that a user's function gave during a run. Raises UserError if it is none, or
+    out of its range."""
+    if is_number(value, least, most):
+        return value
+    code = function.__code__
+    raise UserError(f"{code.co_filename}, line {code.co_firstlineno}: {function.__name__} gave "
+                    f"{value!r:.200}, not a number from {least:g} to {most:g}")
 
 
 def is_number(value, least=-1e30, most=1e30) -> bool:

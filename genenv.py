@@ -34,17 +34,11 @@ os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads stall be
 os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # of libraries, between our own lines
 warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about each other
 
-from errors import exit_code, plain_errors
-from support.options import Options
-from support.start import start
+from errors import exit_code, loading
 
-if __name__ == "__main__":
-    # torch takes seconds to load: --help, mistakes and all commands but a run are answered first
-    with plain_errors():
-        options, world = start(sys.argv[1:])
-
-import torch
-from tqdm import tqdm
+with loading():  # takes seconds; without the environment it is one line
+    import torch
+    from tqdm import tqdm
 
 import curriculum
 from data_pool import EnvRecord, Task, Trace, Trial, distinct
@@ -54,7 +48,9 @@ from policy import Rollout
 from rwr import draw_kl_sample, rwr_update
 from support import checkpoint, screen
 from support.metrics import mean, surprise
+from support.options import Options
 from support.run import Run, alpha_of, end_epoch, finish, note_refused, prepare_run
+from support.start import start
 from worlds import task_keys
 
 WRITE_ROUNDS = 4     # the simulator gets at most this many rounds to fill the batch of a step
@@ -73,7 +69,7 @@ def train(o: Options, world=None) -> Path:
     with run.lock, checkpoint.stop_signals(run):
         if run.state.epoch == 0:
             measure_untrained(run)
-        for t in range(run.state.epoch, o.epochs + 1):  # from 1, or where a checkpoint left off
+        for t in range(run.state.epoch, o.epochs + 1):  # from 1, or from where a checkpoint stopped
             epoch(run)
         finish(run)
     return run.folder
@@ -83,11 +79,10 @@ def epoch(run: Run):
     """One epoch t of Algorithm 1. `steps` times: generate and try tasks (1), train the agent (2a),
     extend D_train (3a); then once: train the simulator (2b), extend D_env (3b)."""
     o, state, t = run.o, run.state, run.state.epoch
-    R_env = curriculum.named("reward_")[o.difficulty_reward]
     alpha = alpha_of(run)  # paper: 0.5 throughout
-    # a bar on a terminal alone: in a log it would stand before the epoch's line
+    # Show the bar only on a terminal; in a log file it would precede the epoch's line.
     for step in tqdm(range(state.step, o.steps), f"epoch {t}", leave=False, disable=None):
-        state.step = step  # a checkpoint knows where to go on
+        state.step = step  # so that a checkpoint knows where to continue
         # 1. generate and interact; some earlier tasks of D_train are tried again with the new ones
         tasks, records = generate(run, alpha)  # T_t ~ pi_env
         trials = interact(run, fill_batch(run, tasks))  # E_t; Eq. 1: r, Eq. 2: p_hat
@@ -95,13 +90,16 @@ def epoch(run: Run):
         state.agent.append(update_agent(run, trials))  # GRPO on r (Eq. 4)
         # 3a. aggregate the agent's side; what the simulator wrote waits for 2b
         add_attempts(run, trials)  # D_train <- D_train + Valid(E_t)
-        state.records += measured(records, trials)
+        attach_p_hats(records, trials)
+        state.records += records
         checkpoint.stop_if_asked(run)
     # 2b. environment update, on generations of this epoch (fresh) and of D_env (old): a task once
     fresh, old = distinct(state.records), old_records(run)
     for record in fresh + old:  # of old ones again, as alpha may have moved; their p_hat stays
-        record.r_env = R_env(record.p_hat_of(o.p_hat_unit), alpha, o.beta)  # Eq. 3
-    fresh, old = in_reach(run, fresh, alpha), in_reach(run, old, alpha)  # |p_hat - alpha| <= k_min
+        p_hat = record.p_hat_of(o.p_hat_unit)
+        record.r_env = curriculum.R_env(o.difficulty_reward, p_hat, alpha, o.beta)  # Eq. 3
+    fresh = learnable_records(run, fresh, alpha)  # |p_hat - alpha| <= k_min
+    old = learnable_records(run, old, alpha)
     env_stats = {"env_kept": len(fresh)}
     if o.variant == "genenv":  # the other variants never train the simulator
         env_stats |= update_environment(run, fresh, old)  # RWR, w ~ exp(lam * R_env)
@@ -111,17 +109,18 @@ def epoch(run: Run):
 
 
 def measure_untrained(run: Run):
-    """Epoch 0: one batch is tried, and both policies are measured as they are. Nothing is trained;
-    the tasks enter D_train, what the simulator wrote does not enter D_env."""
+    """Try one batch in epoch 0, and measure both policies as they are. Nothing is trained; the
+    tasks enter D_train, what the simulator wrote does not enter D_env."""
     state, alpha = run.state, alpha_of(run)
     if state.step == 0:  # 1: it was stopped after its only step
         add_ready_made(run)  # tasks from before training: GenEnv-Static's, a teacher's
         tasks, records = generate(run, alpha)
         trials = interact(run, tasks)
         add_attempts(run, trials)
-        state.records += measured(records, trials)
+        attach_p_hats(records, trials)
+        state.records += records
         checkpoint.stop_if_asked(run)
-    near_alpha = in_reach(run, distinct(state.records), alpha)
+    near_alpha = learnable_records(run, distinct(state.records), alpha)
     end_epoch(run, {"env_kept": len(near_alpha)}, alpha)
 
 
@@ -129,8 +128,8 @@ def measure_untrained(run: Run):
 
 
 def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
-    """A task batch T_t: `variations` of each of `seed_tasks` seed tasks, and a D_env record of
-    each, whose p_hat is not known yet. Ready-made tasks have no records."""
+    """Return a task batch T_t, `variations` of each of `seed_tasks` seed tasks, and a D_env record
+    of each, whose p_hat is not known yet. Ready-made tasks have no records."""
     o = run.o
     if o.variant not in ("genenv", "random"):  # the variants without a simulator
         return draw_ready_made(run), []
@@ -141,19 +140,18 @@ def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
             break
         n_seeds = math.ceil(missing / o.variations)
         recent = run.train_pool.recent(run.state.epoch)
-        weigh = curriculum.named("seeds_")[o.seed_selection]
+        weigh = curriculum.functions("seeds_")[o.seed_selection]
         seed_tasks = curriculum.select_seed_tasks(
             run.train_pool.base, recent, n_seeds, o.base_share, weigh, alpha, run.rng)
-        new, written = write_tasks(run, seed_tasks, o.variations, kept=tasks)
-        tasks, records = tasks + new[:missing], records + written[:missing]
+        more_tasks, more_records = write_tasks(run, seed_tasks, o.variations, batch=tasks)
+        tasks, records = tasks + more_tasks[:missing], records + more_records[:missing]
     return tasks, records
 
 
-def write_tasks(run, seed_tasks, variations, kept=()) -> tuple[list[Task], list[EnvRecord]]:
+def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list[EnvRecord]]:
     """Ask the simulator for variations of each seed task; parse, check, drop duplicates.
 
-    Invalid texts are counted by reason and never imitated. kept: tasks that the batch holds
-    already.
+    Invalid texts are counted by reason and never imitated. batch: tasks that it already holds.
     """
     o, state, world = run.o, run.state, run.world
     seed_tasks = [world.seed_for(task, run.rng) for task in seed_tasks]
@@ -170,12 +168,12 @@ def write_tasks(run, seed_tasks, variations, kept=()) -> tuple[list[Task], list[
     state.seeds += len(seed_tasks)
     tasks, records = [], []
     written = read_written(world, o, run.policies, rollouts, seed_tasks, epoch=state.epoch,
-                           held_out=run.held_out, kept=kept)
+                           held_out=run.held_out, batch=batch)
     for w in written:
         prompt, response = w.rollout.prompt, w.rollout.response
         group = first_group + w.rollout.group
         # valid or not: KL must see a drift to junk
-        state.texts.append([group, prompt, response])
+        state.texts.append(Rollout(group, prompt, response))
         state.written += 1
         if w.task is None:
             note_refused(run, seed_tasks[w.rollout.group], w.text, w.reason)
@@ -254,58 +252,57 @@ def update_agent(run, trials) -> dict:
     p_hat always uses Eq. 1."""
     o = run.o
     rollouts = [r for trial in trials for r in trial.rollouts]  # B*G, for B tasks
-    reward = curriculum.named("agent_reward_")[o.agent_reward]
-    rewards = torch.tensor([[reward(e) for e in trial.traces] for trial in trials],
-                           dtype=torch.float32)  # (B, G)
+    rewards = [[curriculum.agent_reward(o.agent_reward, e) for e in trial.traces]
+               for trial in trials]
+    rewards = torch.tensor(rewards, dtype=torch.float32)  # (B, G)
     with run.phase("agent update (GRPO)", "agent") as moved:
         stats = grpo_update(run.policy, "agent", run.agent_optimizer, rollouts, rewards, o, run.rng)
     for trial in trials:
         trial.rollouts = []  # GRPO is on-policy: no later update may use them
-    return {**stats, **moved, "agent_reward": float(rewards.mean())}
+    stats["agent_reward"] = float(rewards.mean())
+    return {**stats, **moved}
 
 
 # ---- 2b. the environment
 
 
-def measured(records, trials) -> list[EnvRecord]:
-    """The D_env records of a step, each given the p_hat of its task, of all variations of its seed
-    task, and of the whole batch."""
+def attach_p_hats(records, trials):
+    """Give each D_env record of a step the p_hat of its task, of all variations of its seed task,
+    and of the whole batch."""
     by_task = {trial.task.id: trial.p_hat for trial in trials}
     for r in records:
         r.p_hat = by_task[r.task_id]
     for r in records:
         r.p_hat_seed = mean(other.p_hat for other in records if other.group == r.group)
         r.p_hat_batch = mean(other.p_hat for other in records)
-    return records
 
 
 def old_records(run) -> list[EnvRecord]:
-    """Records of D_env from earlier epochs, one per task, without the tasks that were written again
-    in this epoch."""
+    """Return records of D_env from earlier epochs, one per task, without the tasks that were
+    written again in this epoch."""
     again = {key for r in run.state.records for key in r.keys}
     return [r for r in distinct(run.env_pool.aged(run.state.epoch)) if again.isdisjoint(r.keys)]
 
 
-def in_reach(run, records, alpha) -> list[EnvRecord]:
-    """The records that the simulator may learn from: near alpha, and not imitated before where the
-    world has each task imitated in one epoch only (World.imitate_once)."""
-    o, done, chosen = run.o, set(run.state.imitated), []
-    for record in records:
-        near = curriculum.in_band(record.p_hat_of(o.p_hat_unit), alpha, o.k_min)
-        if near and done.isdisjoint(record.keys):
-            chosen.append(record)
-    return chosen
+def learnable_records(run, records, alpha) -> list[EnvRecord]:
+    """Return the records that the simulator may learn from: those in the band around alpha. Where a
+    world has each task imitated in one epoch only (World.imitate_once), not yet imitated ones."""
+    o, imitated = run.o, set(run.state.imitated)
+    near = [r for r in records
+            if curriculum.in_band(r.p_hat_of(o.p_hat_unit), alpha, o.k_min)]
+    return [r for r in near if imitated.isdisjoint(r.keys)]
 
 
 def update_environment(run, fresh, old) -> dict:
-    """One update of the simulator on the records inside the band, those of this epoch and those of
+    """Update the simulator once, on the records inside the band, those of this epoch and those of
     D_env, under the KL penalty to the initial simulator and the cap on the update's own KL."""
-    kl_sample = draw_kl_sample([Rollout(*text) for text in run.state.texts], run.rng)
+    kl_sample = draw_kl_sample(run.state.texts, run.rng)
     with run.phase("simulator update (RWR)", "env") as moved:
         stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o,
                            run.rng)
-    if run.world.imitate_once and stats["env_steps"]:  # without a step they wait for a later epoch
-        run.state.imitated += [key for r in fresh + old for key in r.keys]
+    records = [*fresh, *old]
+    if run.world.imitate_once:  # what no step has used waits for a later epoch
+        run.state.imitated += [key for i in stats["env_imitated"] for key in records[i].keys]
     return {**stats, **moved}
 
 
@@ -314,11 +311,10 @@ def update_environment(run, fresh, old) -> dict:
 
 
 def main(argv) -> int:
-    """What `python genenv.py ARGV` does, for Python. Returns the exit code: 0, 2 for a user's
-    mistake, 128 + n after a signal n."""
+    """Do what `python genenv.py ARGV` says. Return the exit code: 0, 2 for a user's mistake, 128 + n
+    after a signal n."""
     return exit_code(lambda: train(*start(argv)))
 
 
 if __name__ == "__main__":
-    with plain_errors():
-        train(options, world)
+    sys.exit(main(sys.argv[1:]))

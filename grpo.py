@@ -139,10 +139,18 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     Returns zero_variance (fraction of groups without signal); kl (to the initial policy, nats per
     token), clip_fraction and grad_norm (before clipping), each a mean over the steps taken;
     trained_tokens; skipped_steps (not finite); mismatch (the mean) and mismatch_max, see
-    sampler_mismatch. What was not measured is 0.
+    sampler_mismatch. What was not measured is None.
     """
-    stats = dict.fromkeys(("kl", "clip_fraction", "grad_norm", "mismatch", "mismatch_max"), 0.0)
-    stats |= {"zero_variance": 1.0, "trained_tokens": 0, "skipped_steps": 0}
+    stats = {
+        "zero_variance": 1.0,
+        "kl": None,
+        "clip_fraction": None,
+        "grad_norm": None,
+        "trained_tokens": 0,
+        "skipped_steps": 0,
+        "mismatch": None,
+        "mismatch_max": None,
+    }
     if not rollouts or not has_signal(rewards).any():
         return stats
     # a group of equal rewards has no policy gradient: drop it before it costs a forward pass
@@ -160,11 +168,11 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
         # A single step is taken by the policy that sampled and needs no old log-probs. Several
         # steps are scored before the first, in the very micro-batches that will train: in bf16
         # another batch gives other numbers, and the ratio would not start at 1.
-        old = [None]
+        old = [None] * len(steps)
         if len(steps) > 1:
             old = [response_logps(policy, [rollouts[i] for i in step], o) for step in steps]
         taken = []  # statistics of each step
-        for step, old_logps in zip(steps, old):
+        for step, old_logps in zip(steps, old, strict=True):
             done = _grpo_step(policy, adapter, optimizer, [rollouts[i] for i in step],
                               advantages[step], [ref[i] for i in step], old_logps, o)
             if done is None:  # not finite
@@ -180,12 +188,16 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
 
 
 def plan_steps(B, G, size, generator) -> list:
-    """One pass over B groups, at most `size` of them per optimiser step -> for each step the
-    indices of its rollouts, ascending. Groups are shuffled if there are several steps."""
-    order = list(range(B))
+    """Plan one pass over B groups: for each optimiser step the indices of its rollouts, ascending.
+
+    A step has at most `size` groups. All steps are of equal size, or differ by one: AdamW would
+    move the adapter as far on a remainder of one group as on sixteen. Groups are shuffled if there
+    are several steps.
+    """
+    order = torch.arange(B)
     if size < B:
-        order = torch.randperm(B, generator=generator).tolist()
-    steps = [sorted(order[i:i + size]) for i in range(0, B, size)]
+        order = torch.randperm(B, generator=generator)
+    steps = [part.sort().values.tolist() for part in order.tensor_split(math.ceil(B / size))]
     return [[b * G + g for b in step for g in range(G)] for step in steps]
 
 

@@ -14,7 +14,7 @@ policy drew control tokens, which no text shows, earns nothing, like one that wa
 from dataclasses import dataclass, replace
 
 from data_pool import Task, read_jsonl
-from errors import UserError
+from errors import UserError, checked
 from policy import Rollout
 from worlds import NO_SEED, InvalidTask, special_token_in, task_keys
 
@@ -32,14 +32,14 @@ class Written:
 
 
 def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,
-                 kept=()) -> list[Written]:
+                 batch=()) -> list[Written]:
     """Read and check what the simulator wrote, one Written for each of the rollouts.
 
     policies: the simulator's, then the agent's if that is another one. rollouts: their group is
-    the index of their seed task. held_out: keys of the held-out tasks; kept: tasks that the batch
+    the index of their seed task. held_out: keys of the held-out tasks; batch: tasks that it
     already holds.
     """
-    seen = {key for task in kept for key in task_keys(world, task)}
+    seen = {key for task in batch for key in task_keys(world, task)}
     written = []
     for rollout in rollouts:
         text = policies[0].decode(rollout.response)
@@ -196,6 +196,7 @@ def attempt_score(world, task, rollout, text):
     # of an episode the agent's turns
     response = text if isinstance(text, str) else text[::2]
     reward, valid = world.score(task, response)
+    checked(world.score, reward, 0, 1)
     if rollout.limit:  # an episode out of turns was well-formed, if its turns were
         return 0.0, valid and rollout.limit == "too many turns", 0.0
     return reward, valid, world.graded(task, response, reward)

@@ -101,12 +101,21 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     largest KL that the update may have, in nats per token. Returns env_kl (to the initial
     simulator, measured before this update), env_kl_step (how far this update moved), both in nats
     per token; env_loss (of the last step); env_steps; env_capped; env_skipped_steps (not finite);
-    env_weight_ratio (largest weight over smallest) and env_ess (effective sample size), None if no
-    step was planned.
+    env_weight_ratio (largest weight over smallest) and env_ess (effective sample size);
+    env_imitated (which of fresh + old were imitated by a step that was taken, as indices). What was
+    not measured is None.
     """
-    stats = dict.fromkeys(("env_kl", "env_kl_step", "env_loss"), 0.0)
-    stats |= dict.fromkeys(("env_weight_ratio", "env_ess"))
-    stats |= dict.fromkeys(("env_steps", "env_capped", "env_skipped_steps"), 0)
+    stats = {
+        "env_kl": None,
+        "env_kl_step": None,
+        "env_loss": None,
+        "env_steps": 0,
+        "env_capped": 0,
+        "env_skipped_steps": 0,
+        "env_weight_ratio": None,
+        "env_ess": None,
+        "env_imitated": [],
+    }
     if not kl_sample:
         return stats
     kl_sample, _ = by_prompt(kl_sample)  # a long prompt is encoded once; the order does not matter
@@ -123,10 +132,13 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     with policy.use(adapter):
         before = response_logps(policy, kl_sample, o)
         stats["env_kl"] = mean_kl(before, initial)
+        imitated = set()  # records of the steps that were taken
         for batch in batches:
             # for undoing this step, should it cross the cap
             saved = _snapshot(policy.params[adapter], optimizer)
-            size = len(batch) if o.env_kl else 0  # texts of the penalty, chosen anew for each step
+            # the penalty of a step is on as many texts as it imitates records, so that it costs as
+            # much; other ones in each step
+            size = len(batch) if o.env_kl else 0
             part = sorted(torch.randperm(len(kl_sample), generator=generator)[:size].tolist())
             loss, finite = rwr_step(
                 policy, adapter, optimizer, [records[i] for i in batch], weights[batch], o,
@@ -142,6 +154,8 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
                 stats["env_capped"] = 1
                 break
             stats.update(env_loss=loss, env_kl_step=step_kl, env_steps=stats["env_steps"] + 1)
+            imitated.update(batch)
+    stats["env_imitated"] = sorted(imitated)
     return stats
 
 

@@ -112,12 +112,13 @@ def write(path, state: dict):
 def read(path) -> dict:
     """What `write` wrote. Raises UserError if a bit of it has changed."""
     import torch
+    from policy import Rollout
     data = Path(path).read_bytes()
     digest, state = data[:64], data[64:]
     if digest != _sha256(state).encode():
         raise UserError(f"{path} is damaged, {len(data)} bytes long: put a whole copy in its place")
     # of Python's own classes and these, no other: a file from elsewhere can run no code
-    with torch.serialization.safe_globals([EnvRecord, Task, Trace, Trial]):
+    with torch.serialization.safe_globals([EnvRecord, Rollout, Task, Trace, Trial]):
         return torch.load(BytesIO(state), weights_only=True, map_location="cpu")
 
 

@@ -149,7 +149,7 @@ def agent_figures(run, env_stats: dict) -> dict:
     figures["truncated"] = mean(bool(e.truncated) for e in traces)
     # see grpo.grpo_update
     for key in ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens", "mismatch"):
-        figures[key] = mean(stats[key] for stats in state.agent)
+        figures[key] = mean(stats[key] for stats in state.agent if stats[key] is not None)
     # steps that were left out, as they were not finite
     figures["skipped_steps"] = sum(stats["skipped_steps"] for stats in state.agent)
     # whether an update of one player moved the other one as well

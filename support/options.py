@@ -26,7 +26,9 @@ from difflib import get_close_matches
 from pathlib import Path
 
 from errors import UserError, choose, one_line, users_code
-from worlds import import_own, load_world, world_names
+import curriculum
+from support.probe import try_functions
+from worlds import load_world, world_names
 
 
 @dataclass(frozen=True)
@@ -193,7 +195,7 @@ def choices(world) -> dict:
     curriculum.py and worlds, a user's own included, are found where they stand."""
     names_of = {**CHOICES, "world": world_names()}
     for name, prefix in NAMED.items():
-        names_of[name] = import_own("curriculum").named(prefix)
+        names_of[name] = curriculum.functions(prefix)
     for name, (_, _, values) in world.OPTIONS.items():
         if values:
             names_of[name] = values
@@ -273,7 +275,7 @@ def check_options(o: Options):
         check_teacher(o)
         check_alpha_end(o)
     check_band(o)
-    import_own("curriculum").try_functions(o)
+    try_functions(o)
 
 
 def wrong_option(name: str, value, rule: str) -> UserError:
@@ -344,8 +346,7 @@ def check_band(o):
     """With a constant alpha, whether a task could fall into the band at all."""
     if o.p_hat_unit != "task" or o.alpha_schedule != "constant" or o.variant != "genenv":
         return
-    in_band = import_own("curriculum").in_band
-    if not any(in_band(k / o.G, o.alpha, o.k_min) for k in range(o.G + 1)):
+    if not any(curriculum.in_band(k / o.G, o.alpha, o.k_min) for k in range(o.G + 1)):
         raise wrong_option("k_min", o.k_min, f"with --G {o.G} no p_hat lies within it of --alpha "
                                              f"{o.alpha}: raise --k-min or --G")
 

@@ -3,6 +3,7 @@
 Usage: genenv.train calls `prepare_run`, then `end_epoch` after every epoch, then `finish`. All that
 a run is lies in one dataclass that is handed to every step; nothing is global.
 """
+import inspect
 import json
 import time
 from collections import Counter
@@ -174,7 +175,7 @@ def function_hashes(o) -> dict:
     for option, prefix in NAMED.items():
         name = prefix + getattr(o, option)
         earlier = o.function_hashes.get(name, "").split()
-        now = task_id(curriculum.source(name))[:6]
+        now = task_id(inspect.getsource(vars(curriculum)[name]))[:6]
         hashes[name] = " ".join(dict.fromkeys([*earlier, now]))
     return hashes
 
@@ -193,7 +194,7 @@ def alpha_of(run) -> float:
             last = record
     return curriculum.next_alpha(o.alpha_schedule, curriculum.Context(
         epoch=epoch, epochs=o.epochs, alpha=o.alpha, alpha_end=o.alpha_end,
-        previous=run.history[-1]["alpha"], success=last["success_rate"],
+        previous=run.history[-1]["alpha"], new_tasks=run.history[-1]["distinct_tasks"], success=last["success_rate"],
         mixed_share=last["mixed_share"], p_hat_counts=last["p_hat_counts"],
         mixed_of_possible=last["mixed_of_possible"]))
 

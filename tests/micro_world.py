@@ -203,7 +203,10 @@ def update(letter):
              given=copy.deepcopy(given))
         with torch.no_grad():
             policy.params[adapter][0][0] += 1
-        return dict(STATS)
+        imitated = []
+        if letter == "R" and STATS["env_steps"]:
+            imitated = list(range(len(given[0]) + len(given[1])))
+        return {**STATS, "env_imitated": imitated}
     return taped
 
 
@@ -211,7 +214,7 @@ def check(*given, **named):
     """interaction.read_written; notes what it gives."""
     written = interaction.read_written(*given, **named)
     note("C", results=[(w.rollout, w.text, w.task, w.reason) for w in written],
-         kept=named["kept"])
+         kept=named["batch"])
     return written
 
 

@@ -14,15 +14,18 @@ import torch
 from helpers import user_error
 import curriculum
 from data_pool import Trace
-from curriculum import Context, in_band, named, next_alpha, reward_bell, select_seed_tasks
+from curriculum import Context, agent_reward, in_band, next_alpha, reward_bell, select_seed_tasks
 from curriculum import success_rate
 from support.options import Options
+from support import probe
+from support.probe import try_functions
 
 
-def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=0.7,
-            counts=(0, 0, 0)):
+def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=0.7, new_tasks=9,
+            counts=(0, 1, 0)):
     """A Context with defaults."""
-    return Context(epoch, epochs, alpha, alpha_end, previous, success, 0.0, list(counts), None)
+    return Context(epoch, epochs, alpha, alpha_end, previous, new_tasks, success, 0.0, list(counts),
+                   None)
 
 
 def test_success_rate_is_k_over_n():
@@ -80,7 +83,34 @@ def test_balanced_goes_towards_the_rarer_end_in_bounded_steps():
     assert balanced(1, 9, 9, 9, 3) == pytest.approx(0.5 - 0.2 * 2 / 31)
     assert balanced(9, 0, 0, 0, 0, previous=0.9) == 0.95
     assert balanced(0, 0, 0, 0, 9, previous=0.1) == 0.05
-    assert balanced(0, 0, 0, previous=0.3) == 0.3
+
+
+def test_steering_schedules_rest_while_there_are_no_new_tasks():
+    """Otherwise the same old error is added again in every epoch in which the simulator fails."""
+    for name in ("integral", "balanced"):
+        resting = context(epoch=3, success=1.0, previous=0.3, counts=(0, 0, 9), new_tasks=0)
+        assert next_alpha(name, resting) == 0.3
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -0.2, math.nan, "0.5"])
+def test_a_schedule_that_leaves_its_range_during_a_run_is_one_line(value, monkeypatch):
+    """Otherwise RWR would aim at tasks that nobody, or everybody, solves."""
+    monkeypatch.setattr(curriculum, "alpha_mine", lambda c: value, raising=False)
+    user_error("curriculum.py, line .* gave", next_alpha, "mine", context())
+
+
+def test_a_reward_that_is_no_number_during_a_run_is_one_line(monkeypatch):
+    """Otherwise its groups would be dropped as if all attempts were alike."""
+    trace = Trace("", 1.0, True, False, 3, 1.0)
+    for value in (math.nan, 1.5, -0.1):
+        monkeypatch.setattr(curriculum, "agent_reward_mine", lambda e: value, raising=False)
+        user_error("not a number from 0 to 1", agent_reward, "mine", trace)
+    monkeypatch.setattr(curriculum, "reward_mine", lambda *given: math.inf, raising=False)
+    user_error("gave inf", curriculum.R_env, "mine", 0.5, 0.5, 2.0)
+    def weigh(p_hats, alpha):
+        return [math.nan] * len(p_hats)
+    generator = torch.Generator().manual_seed(0)
+    user_error("gave nan", select_seed_tasks, BASE, RECENT, 4, 0.0, weigh, 0.5, generator)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -110,7 +140,8 @@ def test_functions_of_a_user_are_found_wherever_they_stand(monkeypatch):
     monkeypatch.setitem(sys.modules, "fork", fork)  # where dataclasses look for their module
     at = source.index("def success_rate")
     exec(compile(source[:at] + MINE + source[at:], "fork.py", "exec"), vars(fork))
-    fork.try_functions(Options(**{option: "mine" for option in OPTION.values()}))
+    monkeypatch.setattr(probe, "curriculum", fork)
+    try_functions(Options(**{option: "mine" for option in OPTION.values()}))
     assert fork.next_alpha("mine", context()) == 0.8
 
 
@@ -144,15 +175,14 @@ def test_a_wrong_function_is_named_in_one_line_before_the_run(name, words, monke
     monkeypatch.setattr(curriculum, name, functions[name], raising=False)
     [prefix] = [prefix for prefix in OPTION if name.startswith(prefix)]
     o = Options(**{OPTION[prefix]: name.removeprefix(prefix)})
-    assert "curriculum.py" in user_error(words, curriculum.try_functions, o)
+    assert "curriculum.py" in user_error(words, try_functions, o)
 
 
 def test_plain_agent_reward_is_eq_1():
     """The default would train on something else than the world's score."""
-    reward = named("agent_reward_")["plain"]
-    assert reward(Trace("", 0.4, True, False, 10, 0.9)) == 0.4
+    assert agent_reward("plain", Trace("", 0.4, True, False, 10, 0.9)) == 0.4
     cut_off = Trace("", 1.0, True, True, 10, 0.9)
-    assert reward(cut_off) == named("agent_reward_")["graded"](cut_off) == 0
+    assert agent_reward("plain", cut_off) == agent_reward("graded", cut_off) == 0
 
 
 # ---------------------------------------------------------------------------------------------

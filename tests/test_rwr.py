@@ -125,7 +125,8 @@ def test_nothing_new_to_learn_from_is_a_no_op():
     before = weights(policy, "env")
     for old, kl_sample in ((RECORDS, KL_SAMPLE), ([], KL_SAMPLE), ([], [])):
         stats = update(policy, optimizer, [], old, kl_sample)
-        assert stats["env_steps"] == 0 and (stats["env_kl"] > 0) == bool(kl_sample)
+        assert stats["env_steps"] == 0 and stats["env_kl_step"] is None
+        assert (stats["env_kl"] is not None) == bool(kl_sample)
     assert same(weights(policy, "env"), before)
 
 
@@ -155,7 +156,8 @@ def test_a_first_step_across_the_cap_is_undone_and_ends_the_update(monkeypatch):
     policy = tiny_policy()
     optimizer, before = policy.optimizer("env", 1e-2), weights(policy, "env")
     stats = update(policy, optimizer, cap=1.0, env_passes=2, env_batch=6)
-    assert stats["env_capped"] == 1 and stats["env_steps"] == stats["env_kl_step"] == 0
+    assert stats["env_capped"] == 1 and stats["env_steps"] == 0
+    assert stats["env_kl_step"] is None and stats["env_imitated"] == []
     assert same(weights(policy, "env"), before) and optimizer.state_dict()["state"] == {}
 
 

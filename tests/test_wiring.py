@@ -357,7 +357,8 @@ def test_schedules_see_how_the_run_goes(tmp_path, monkeypatch):
     for context, before, last in zip(Scripted.contexts, (0, 1, 2, 3), (0, 1, 1, 3), strict=True):
         seen = records[last]
         assert context == curriculum.Context(
-            before + 1, 4, 0.35, 0.65, records[before]["alpha"], seen["success_rate"],
+            before + 1, 4, 0.35, 0.65, records[before]["alpha"],
+            records[before]["distinct_tasks"], seen["success_rate"],
             seen["mixed_share"], seen["p_hat_counts"], seen["mixed_of_possible"])
 
 

@@ -187,7 +187,7 @@ def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said)
 def test_a_prompt_that_holds_the_answer_is_told_before_the_run(world, copied, capsys):
     """Success would be 1 from the start, and mean nothing."""
     probe.try_world(world)
-    assert "right answer stands" not in capsys.readouterr().out  # in no world of ours
+    assert "right answer is in" not in capsys.readouterr().out  # in no world of ours
     if world.o.world == "template":
         copied('return f"{task.text} ="', 'return f"{task.text} {self.gold(task)} ="')
         probe.open_world(parse_options(["--world", "copied"]))

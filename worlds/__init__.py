@@ -17,6 +17,7 @@ from pathlib import Path
 
 from data_pool import Task
 from errors import UserError, choose, users_code
+from policy import Policy, policy_options
 
 NO_SEED = Task("", {})
 
@@ -33,44 +34,83 @@ class InvalidTask(Exception):
 
 
 class World:
-    """A domain: its tasks, its prompts and its checker. A subclass has to define, besides __init__:
+    """A domain: its tasks, its prompts and its checker.
 
-    base_tasks()           list of Task, origin "base": the seed tasks that everything starts from
-    validation_tasks(split="validation")  list of held-out Tasks: split "validation" is only ever
-                           reported, "tuning" is for choosing settings; no key (see same_task_key)
-                           of one split is in the other or in the base
-    env_prompt(seed_task, success)  what the simulator is asked: text, or a list of chat
-                           messages. success: p_hat in [0, 1], None if unknown, which the prompt
-                           must say. alpha is not given: a schedule moves it, and old records are
-                           imitated under the prompt they were written for. If the last message is
-                           the assistant's, the simulator goes on with it, and parse_task gets what
-                           follows
-    parse_task(text, seed_task, epoch)  the simulator's text -> Task(text, spec, "env",
-                           seed_task.id, epoch); raises InvalidTask with one of REASONS and nothing
-                           else, for any text. NO_SEED (an empty spec) stands for no seed
-    agent_prompt(task)     what the agent is asked: text, or a list of chat messages
-    score(task, response)  Eq. 1 -> (reward in [0, 1], valid); valid: well-formed and evaluable.
-                           Never raises, for any text; quick for long ones. Of an episode the
-                           response is the list of the agent's turns
-
-    and may override everything below.
+    A subclass defines __init__ and the six methods below that raise NotImplementedError; it may
+    override everything else.
     """
-    REASONS = ()       # every reason that parse_task and leaks give, for counting
-    DEFAULTS = {}      # {option of a run: its default here}; a preset and the command line win
-    OPTIONS = {}       # {name: (default, help, choices or None)}: options of its own, --name
-                       # (numbers are 0 or more, whole ones 1 or more unless the default is 0)
-    chat = True        # whether --model names a chat model, whose memory is then estimated
-    max_turns = 1      # limits of an episode; --max-response-tokens is for a turn
+    # every reason that parse_task and leaks give, for counting
+    REASONS = ()
+    # {option of a run: its default in this world}; a preset and the command line win
+    DEFAULTS = {}
+    # options of its own, {name: (default, help, choices or None)}; numbers are 0 or more, whole
+    # ones 1 or more unless their default is 0
+    OPTIONS = {}
+    # whether --model names a chat model, whose memory is then estimated
+    chat = True
+    # limits of an episode; --max-response-tokens is for a turn
+    max_turns = 1
     max_episode_tokens = 0
-    warm_start_passes = 0  # of a warm start that is not told; 0: by how much there is to imitate
-    imitate_once = False  # whether the simulator imitates a task in one epoch only
-    category_name = "kind"  # for the report: what category tells apart
-    length_unit = "words"  # and what task_length counts
-    form = ""          # how answers are written, where the spec of a task does not say it
+    # passes of a warm start by default; 0: by how much there is to imitate
+    warm_start_passes = 0
+    # whether the simulator imitates a task in one epoch only
+    imitate_once = False
+    # for the report: what `category` tells apart, and what `task_length` counts
+    category_name = "kind"
+    length_unit = "words"
+    # how answers are written, where the spec of a task does not say it
+    form = ""
 
     def __init__(self, o):
-        """o: the run's Options. Raises UserError for options and files that cannot be used."""
+        """Keep o, the run's Options. Raises UserError for options and files that cannot be used."""
         self.o = o
+
+    # ---- what every world defines
+
+    def base_tasks(self):
+        """Return the seed tasks that everything starts from: a list of Task, origin "base", the
+        same at each call."""
+        raise NotImplementedError
+
+    def validation_tasks(self, split="validation"):
+        """Return a list of held-out Tasks.
+
+        Split "validation" is only ever reported, "tuning" is for choosing settings. No key (see
+        same_task_key) of one split is in the other or in the base.
+        """
+        raise NotImplementedError
+
+    def env_prompt(self, seed_task, success):
+        """Return what the simulator is asked: a text, or a list of chat messages.
+
+        success: p_hat in [0, 1], None if unknown, which the prompt must say. alpha is left out: a
+        schedule moves it, and old records are imitated under the prompt they were written for. If
+        the last message is the assistant's, the simulator continues it, and parse_task gets what
+        follows.
+        """
+        raise NotImplementedError
+
+    def parse_task(self, text, seed_task, epoch):
+        """Read the simulator's text: return Task(text, spec, "env", seed_task.id, epoch).
+
+        Raises InvalidTask with one of REASONS and nothing else, for any text. NO_SEED (an empty
+        spec) is given where there is no seed task.
+        """
+        raise NotImplementedError
+
+    def agent_prompt(self, task):
+        """Return what the agent is asked: a text, or a list of chat messages."""
+        raise NotImplementedError
+
+    def score(self, task, response):
+        """Return Eq. 1 as (reward in [0, 1], valid); valid: well-formed and evaluable.
+
+        Never raises, for any text, and is quick for long ones. The response to an episode is the
+        list of the agent's turns.
+        """
+        raise NotImplementedError
+
+    # ---- what a world may override
 
     def option(self, name: str):
         """The value of one of OPTIONS: as given, else its default."""
@@ -169,7 +209,7 @@ def load_world(name: str) -> type[World]:
 
 
 def import_own(name: str):
-    """A module that users change. Raises UserError for whatever goes wrong while it is imported."""
+    """Import a module that users change. Raises UserError for whatever goes wrong."""
     with users_code(find_spec(name).origin):
         return importlib.import_module(name)
 
@@ -179,8 +219,6 @@ def open_policy(model: str, o, adapters=None, **how):
     None: both, or only the agent's next to an --env-model. how: more of what Policy.load takes."""
     if not model:
         raise UserError("this world needs --model: a folder or hub name of a chat model")
-    # here and not above: options and --help are read without torch and transformers
-    from policy import Policy, policy_options
     if adapters is None:
         adapters = ("agent",) if o.env_model else ("agent", "env")
     return Policy.load(model, adapters=adapters, **policy_options(o), **how)

@@ -1,4 +1,4 @@
-"""A world before its run: its methods are tried on a few tasks, and its texts on the model.
+"""Try a world before its run: its methods on a few tasks, then its texts on the model.
 
 Usage: `open_world(o)` opens the world that the options of a run name and tries it;
 `check_texts_survive(world, policy)` tries its texts once the model is loaded. What a user's own
@@ -6,6 +6,8 @@ world gets wrong is one line with the line of his file, before anything is train
 """
 import inspect
 import json
+import random
+from difflib import get_close_matches
 
 from data_pool import Task
 from errors import UserError, is_number, users_code, wrong_value
@@ -13,11 +15,11 @@ from worlds import InvalidTask, World, load_world, special_token_in, task_keys, 
 
 
 def open_world(o) -> World:
-    """The world that the options of a run name, tried on a few tasks (`try_world`). Raises
+    """Open the world that the options of a run name, and try it on a few tasks. Raises
     UserError."""
-    kind = load_world(o.world)
-    with users_code(inspect.getfile(kind)):
-        world = kind(o)
+    world_class = load_world(o.world)
+    with users_code(inspect.getfile(world_class)):
+        world = world_class(o)
         world.o = o  # its __init__ may have forgotten super().__init__(o)
         try_world(world)
     return world
@@ -25,9 +27,9 @@ def open_world(o) -> World:
 
 def try_world(world):
     """Call the methods of a world as a run will, on a few tasks of each split, before its model is
-    loaded. Raises UserError in one line for a value that the loop cannot use, or would train on
-    silently, and for a task that stands in two splits; open_world says the line of what is
-    raised."""
+    loaded. Raises UserError for a value that the loop cannot use, or would silently train on, and
+    for a task that is in two splits."""
+    note_near_misses(type(world))
     splits = {"base": world.base_tasks(), "validation": world.validation_tasks(),
               "tuning": world.validation_tasks("tuning")}
     if splits["base"] != world.base_tasks():
@@ -36,61 +38,79 @@ def try_world(world):
         try_task_list(world, split, tasks)
         for task in some(tasks, 3):
             try_task(world, task)
-    need_splits_apart(world, splits)
-    say_if_prompts_tell(world, splits["base"])
+    check_splits_disjoint(world, splits)
+    check_demonstrations(world)
+    warn_if_prompt_contains_answer(world, splits["base"])
 
 
-def wrong(world, method: str, rule: str, value, given) -> UserError:
-    """The error that names a method of a world, what it must give, and what it gave."""
-    if isinstance(given, Task):
-        given = f"the task {given.text[:80]!r}"
-    return wrong_value(inspect.unwrap(getattr(type(world), method)), rule, value, given)
+def note_near_misses(world_class):
+    """Print the methods of a world that are named nearly as an optional one that it lacks: they
+    would never be called."""
+    defined = {name for name in vars(world_class) if not name.startswith("_")}
+    missing = [name for name in vars(World) if not name.startswith("_") and name not in defined]
+    for name in sorted(defined - set(vars(World))):
+        for near in get_close_matches(name, missing, 1, 0.7):
+            print(f"{inspect.getfile(world_class)}: {name} is never called: did you mean {near}?",
+                  flush=True)
+
+
+def wrong(world, method: str, rule: str, value, argument) -> UserError:
+    """Make the error that names a method of a world, what it must give, and what it gave."""
+    if isinstance(argument, Task):
+        argument = f"the task {argument.text[:80]!r}"
+    return wrong_value(inspect.unwrap(getattr(type(world), method)), rule, value, argument)
 
 
 def some(tasks, n: int) -> list:
-    """n tasks, or all if there are fewer, spread over a list."""
+    """Return n tasks, or all if there are fewer, spread over a list."""
     return tasks[::max(1, len(tasks) // n)][:n]
 
 
+# ---- what a method may give
+
+
 def is_text(value) -> bool:
-    """A text, "" among them."""
+    """Return whether it is a text; "" is one."""
     return isinstance(value, str)
 
 
 def are_texts(value) -> bool:
-    """A list or tuple of texts."""
+    """Return whether it is a list or tuple of texts."""
     return isinstance(value, (list, tuple)) and all(map(is_text, value))
 
 
 def is_key(value) -> bool:
-    """A text, or a tuple of texts."""
+    """Return whether it is a text, or a tuple of texts."""
     return is_text(value) or are_texts(value)
 
 
 def is_prompt(value) -> bool:
-    """A text, or a list of chat messages, and not empty."""
+    """Return whether it is a text, or a list of chat messages, and not empty."""
     if isinstance(value, list):
         return value != [] and all(set(message) == {"role", "content"} for message in value)
     return is_text(value) and value != ""
 
 
-# what the methods that are given a task must give
-GIVES = {
+def is_task(task) -> bool:
+    """Return whether it is a Task with a text, and a spec that JSON gives back as it was."""
+    if not isinstance(task, Task) or not is_text(task.text) or not task.text:
+        return False
+    return json.loads(json.dumps(task.spec)) == task.spec
+
+
+# of the methods that get a task
+RETURNS = {
     "agent_prompt": (is_prompt, "a text or chat messages"), "category": (is_text, "a text"),
     "leaks": (is_text, "a text"), "gold": (is_text, "a text"),
     "skills": (are_texts, "a list of texts"), "task_length": (is_number, "a number"),
     "same_task_key": (is_key, "a text, or a tuple of texts")}
 
 
-def is_task(task) -> bool:
-    """A Task with a text, and a spec that comes back from JSON as it was."""
-    if not isinstance(task, Task) or not is_text(task.text) or not task.text:
-        return False
-    return json.loads(json.dumps(task.spec)) == task.spec
+# ---- splits
 
 
 def try_task_list(world, split: str, tasks):
-    """The base tasks, or those of a held-out split: a list, in which none but "tuning" may be
+    """Check the base tasks, or those of a held-out split: a list, of which only "tuning" may be
     empty."""
     method = "base_tasks" if split == "base" else "validation_tasks"
     if not isinstance(tasks, (list, tuple)) or not tasks and split != "tuning":
@@ -102,8 +122,8 @@ def try_task_list(world, split: str, tasks):
             raise wrong(world, method, "Tasks of origin 'base'", task, split)
 
 
-def need_splits_apart(world, splits: dict):
-    """Raises UserError if a task of one split stands in another."""
+def check_splits_disjoint(world, splits: dict):
+    """Raise UserError if a task of one split is in another."""
     split_of = {}
     for split, tasks in splits.items():
         for task in tasks:
@@ -114,9 +134,38 @@ def need_splits_apart(world, splits: dict):
                     raise UserError(f"the {other} task {text!r} is among the {split} tasks as well")
 
 
+def check_demonstrations(world):
+    """Raise UserError if a world that trains its own base model shows it empty answers."""
+    if not hasattr(world, "pairs"):
+        return
+    for prompt, response in world.pairs(random.Random(0), 20):
+        if not response.strip():
+            rule = "no empty response (a world without `gold` has none to show)"
+            raise wrong(world, "pairs", rule, response, repr(prompt[:80]))
+
+
+def warn_if_prompt_contains_answer(world, base):
+    """Print a line if the right answer is in most of the agent's prompts."""
+    tasks = some(base, 20)
+    answers = []  # those that are in their task's prompt
+    for task in tasks:
+        prompt = "\n".join(task_texts(world.agent_prompt(task)))
+        gold = world.gold(task)
+        # a shorter one, such as a number, may be there by chance
+        if len(gold) > 3 and gold in prompt:
+            answers.append(gold)
+    if len(answers) > len(tasks) / 2:
+        print(f"the right answer is in the agent's prompt of {len(answers)} of {len(tasks)} "
+              f"base tasks, such as {answers[0][:80]!r}: can it be copied? "
+              f"({inspect.getfile(type(world))}, agent_prompt)", flush=True)
+
+
+# ---- a task
+
+
 def try_task(world, task):
-    """What the loop asks of a world about a task."""
-    for method, (is_right, rule) in GIVES.items():
+    """Ask a world what the loop asks about a task."""
+    for method, (is_right, rule) in RETURNS.items():
         value = getattr(world, method)(task)
         if not is_right(value):
             raise wrong(world, method, rule, value, task)
@@ -139,12 +188,12 @@ def try_task(world, task):
 
 
 def response_of(world, task, text):
-    """A text as a response to a task: of an episode a turn is a line."""
+    """Return a text as a response to a task: the turns of an episode are its lines."""
     return text if world.start(task) is None else text.split("\n")
 
 
 def try_score(world, task, text) -> float:
-    """The reward of a response."""
+    """Return the reward of a response, checked."""
     response = response_of(world, task, text)
     score = world.score(task, response)
     rule = "(reward from 0 to 1, whether the form is right) for any response"
@@ -161,7 +210,7 @@ def try_score(world, task, text) -> float:
 
 
 def try_parse(world, seed_task, text):
-    """A text as if the simulator had written it."""
+    """Parse a text as if the simulator had written it."""
     rule = "a Task of 'env' with seed task and epoch, or raise InvalidTask with one of REASONS"
     try:
         task = world.parse_task(text, seed_task, 1)
@@ -173,35 +222,24 @@ def try_parse(world, seed_task, text):
         raise wrong(world, "parse_task", rule, task, repr(text[:80]))
 
 
-def say_if_prompts_tell(world, base):
-    """Print a line if the right answer stands in most of the agent's prompts."""
-    tasks = some(base, 20)
-    answers = []  # those that stand in their task's prompt
-    for task in tasks:
-        prompt = "\n".join(task_texts(world.agent_prompt(task)))
-        gold = world.gold(task)
-        # a shorter one, such as a number, may stand there by chance
-        if len(gold) > 3 and gold in prompt:
-            answers.append(gold)
-    if len(answers) > len(tasks) / 2:
-        print(f"the right answer stands in the agent's prompt of {len(answers)} of {len(tasks)} "
-              f"base tasks, such as {answers[0][:80]!r}: can it be copied? "
-              f"({inspect.getfile(type(world))}, agent_prompt)", flush=True)
+# ---- its texts on the model
 
 
-def check_texts_survive(world, policy, more=()):
-    """Try every given task's texts with a policy; more: a teacher's. Raises UserError for a chat
-    template that loses a message (`encode`), a prompt over --max-prompt-tokens, and an answer that
-    this policy cannot write, or may not, as it is too long."""
+def check_texts_survive(world, policy, teacher=()):
+    """Try the texts of every base, held-out and teacher's task with a policy.
+
+    Raises UserError for a chat template that loses a message (`encode`), a prompt over
+    --max-prompt-tokens, and an answer that this policy cannot write, or may not, as it is too long.
+    """
     held_out = *world.validation_tasks(), *world.validation_tasks("tuning")
-    for task in [*world.base_tasks(), *more, *held_out]:
-        fault = fault_of(world, policy, task)
+    for task in [*world.base_tasks(), *teacher, *held_out]:
+        fault = text_fault(world, policy, task)
         if fault:
             raise UserError(f"the task {task.text[:80]!r} {fault}")
 
 
-def fault_of(world, policy, task) -> str:
-    """Why a given task does not survive this policy's tokenizer and chat template, or ""."""
+def text_fault(world, policy, task) -> str:
+    """Return why a task does not survive this policy's tokenizer and chat template, or ""."""
     token = special_token_in(task, policy.tokenizer)
     if token:
         return f"spells {token!r}, a control token of this model: remove or reword it"

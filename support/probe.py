@@ -1,0 +1,82 @@
+"""Try the functions of curriculum.py that the options name, before anything is trained.
+
+Usage: support/options.py calls `try_functions`. A function that fails, or gives what a run would
+silently train on, is one line with the line of curriculum.py: the run has not begun, nothing is
+lost. During the run the same function raises Python's own traceback.
+"""
+import curriculum
+from data_pool import Trace
+from errors import is_number, users_code, wrong_value
+
+MOST_TRIED = 1000  # epochs, and values of p_hat
+
+
+def try_functions(o):
+    """Call the four functions on values such as a run gives them. Raises UserError."""
+    try_schedule(curriculum.functions("alpha_")[o.alpha_schedule], o)
+    try_difficulty_reward(curriculum.functions("reward_")[o.difficulty_reward], o)
+    try_seed_selection(curriculum.functions("seeds_")[o.seed_selection], o)
+    try_agent_reward(curriculum.functions("agent_reward_")[o.agent_reward], o)
+
+
+def try_once(function, is_right, rule: str, *args):
+    """Return function(*args). Raises UserError for what it raises, and for a value that breaks the
+    rule."""
+    arguments = ", ".join(map(repr, args))[-300:]
+    with users_code(function.__code__.co_filename, arguments):
+        value = function(*args)
+    if not is_right(value):
+        raise wrong_value(function, rule, value, arguments)
+    return value
+
+
+def try_schedule(schedule, o):
+    """Run it beside an agent that solves half of the tasks, none, all, and beside no tasks."""
+    def is_alpha(value):
+        return is_number(value) and 0 < value < 1
+
+    none = [0] * o.G
+    histories = ((0.5, 0.9, 0.9, [1] * (o.G + 1)), (0.0, 0.0, None, [64, *none]),
+                 (1.0, 0.0, None, [*none, 64]), (0.5, 0.0, None, [0, *none]))
+    for success, mixed_share, mixed_of_possible, counts in histories:
+        alpha = o.alpha
+        for epoch in range(1, min(o.epochs, MOST_TRIED) + 1):
+            context = curriculum.Context(
+                epoch=epoch, epochs=o.epochs, alpha=o.alpha, alpha_end=o.alpha_end, previous=alpha,
+                new_tasks=sum(counts), success=success, mixed_share=mixed_share,
+                p_hat_counts=counts, mixed_of_possible=mixed_of_possible)
+            alpha = try_once(schedule, is_alpha, "a number between 0 and 1", context)
+
+
+def try_difficulty_reward(reward, o):
+    """Give it every p_hat there is, at --alpha and near both ends."""
+    for alpha in (o.alpha, 0.05, 0.95):
+        for k in range(min(o.G, MOST_TRIED) + 1):
+            try_once(reward, is_number, "a finite number", k / o.G, alpha, o.beta)
+
+
+def try_seed_selection(weigh, o):
+    """Give it few tasks and many."""
+    for n in (1, 3, 50):
+        def are_weights(value, n=n):
+            if not isinstance(value, (list, tuple)) or len(value) != n:
+                return False
+            return all(is_number(weight, 0) for weight in value)
+
+        p_hats = [i % (o.G + 1) / o.G for i in range(n)]
+        rule = "a list of weights, one for each p_hat, finite and not negative"
+        try_once(weigh, are_weights, rule, p_hats, o.alpha)
+
+
+def try_agent_reward(reward, o):
+    """Give it attempts that are right and wrong, short and as long as they may be, cut off or
+    not."""
+    def is_reward(value):
+        return is_number(value, 0, 1)
+
+    longest = o.max_response_tokens
+    for earned, valid, truncated, tokens in ((1.0, True, False, 1), (1.0, True, False, longest),
+                                             (0.0, False, False, 1), (0.0, False, True, longest)):
+        text = " ".join(["7"] * (tokens - 1))
+        trace = Trace(text, earned, valid, truncated, tokens, earned)
+        try_once(reward, is_reward, "a number from 0 to 1", trace)
