@@ -32,33 +32,40 @@ def try_world(world):
     note_near_misses(type(world))
     splits = {"base": world.base_tasks(), "validation": world.validation_tasks(),
               "tuning": world.validation_tasks("tuning")}
-    if splits["base"] != world.base_tasks():
-        raise wrong(world, "base_tasks", "the same list at each call", "others", "a second call")
+    expect(splits["base"] == world.base_tasks(), world.base_tasks, "the same tasks at each call")
     for split, tasks in splits.items():
-        try_task_list(world, split, tasks)
+        method = world.base_tasks if split == "base" else world.validation_tasks
+        is_list = isinstance(tasks, list) and (tasks or split == "tuning")
+        expect(is_list, method, "a list of Tasks, not empty", tasks)
+        for task in tasks:
+            expect(is_task(task), method, "Tasks with a text and a spec for JSON", task)
+            is_marked = split != "base" or task.origin == "base"
+            expect(is_marked, method, "Tasks of origin 'base'", task)
         for task in some(tasks, 3):
             try_task(world, task)
     check_splits_disjoint(world, splits)
-    check_demonstrations(world)
     warn_if_prompt_contains_answer(world, splits["base"])
+    # a world that trains its own base model must not show it empty answers
+    if hasattr(world, "pairs"):
+        for prompt, response in world.pairs(random.Random(0), 20):
+            expect(response.strip(), world.pairs, "no empty response (is `gold` missing?)", prompt)
 
 
 def note_near_misses(world_class):
     """Print the methods of a world that are named nearly as an optional one that it lacks: they
     would never be called."""
-    defined = {name for name in vars(world_class) if not name.startswith("_")}
-    missing = [name for name in vars(World) if not name.startswith("_") and name not in defined]
-    for name in sorted(defined - set(vars(World))):
+    missing = [name for name in vars(World) if name not in vars(world_class)]
+    for name in vars(world_class).keys() - vars(World):
         for near in get_close_matches(name, missing, 1, 0.7):
             print(f"{inspect.getfile(world_class)}: {name} is never called: did you mean {near}?",
                   flush=True)
 
 
-def wrong(world, method: str, rule: str, value, argument) -> UserError:
-    """Make the error that names a method of a world, what it must give, and what it gave."""
-    if isinstance(argument, Task):
-        argument = f"the task {argument.text[:80]!r}"
-    return wrong_value(inspect.unwrap(getattr(type(world), method)), rule, value, argument)
+def expect(is_right, method, rule: str, value="others", argument="this call"):
+    """Raise the UserError that names a method of a world, what it must give, and what it gave,
+    unless that is right."""
+    if not is_right:
+        raise wrong_value(inspect.unwrap(method), rule, value, repr(argument)[:200])
 
 
 def some(tasks, n: int) -> list:
@@ -66,60 +73,11 @@ def some(tasks, n: int) -> list:
     return tasks[::max(1, len(tasks) // n)][:n]
 
 
-# ---- what a method may give
-
-
-def is_text(value) -> bool:
-    """Return whether it is a text; "" is one."""
-    return isinstance(value, str)
-
-
-def are_texts(value) -> bool:
-    """Return whether it is a list or tuple of texts."""
-    return isinstance(value, (list, tuple)) and all(map(is_text, value))
-
-
-def is_key(value) -> bool:
-    """Return whether it is a text, or a tuple of texts."""
-    return is_text(value) or are_texts(value)
-
-
-def is_prompt(value) -> bool:
-    """Return whether it is a text, or a list of chat messages, and not empty."""
-    if isinstance(value, list):
-        return value != [] and all(set(message) == {"role", "content"} for message in value)
-    return is_text(value) and value != ""
-
-
 def is_task(task) -> bool:
     """Return whether it is a Task with a text, and a spec that JSON gives back as it was."""
-    if not isinstance(task, Task) or not is_text(task.text) or not task.text:
+    if not isinstance(task, Task) or not task.text:
         return False
     return json.loads(json.dumps(task.spec)) == task.spec
-
-
-# of the methods that get a task
-RETURNS = {
-    "agent_prompt": (is_prompt, "a text or chat messages"), "category": (is_text, "a text"),
-    "leaks": (is_text, "a text"), "gold": (is_text, "a text"),
-    "skills": (are_texts, "a list of texts"), "task_length": (is_number, "a number"),
-    "same_task_key": (is_key, "a text, or a tuple of texts")}
-
-
-# ---- splits
-
-
-def try_task_list(world, split: str, tasks):
-    """Check the base tasks, or those of a held-out split: a list, of which only "tuning" may be
-    empty."""
-    method = "base_tasks" if split == "base" else "validation_tasks"
-    if not isinstance(tasks, (list, tuple)) or not tasks and split != "tuning":
-        raise wrong(world, method, "a list of Tasks, not empty", tasks, split)
-    for task in tasks:
-        if not is_task(task):
-            raise wrong(world, method, "Tasks with a text and a spec for JSON", task, split)
-        if split == "base" and task.origin != "base":
-            raise wrong(world, method, "Tasks of origin 'base'", task, split)
 
 
 def check_splits_disjoint(world, splits: dict):
@@ -130,61 +88,53 @@ def check_splits_disjoint(world, splits: dict):
             for key in task_keys(world, task):
                 other = split_of.setdefault(key, split)
                 if other != split:
-                    text = task.text[:80]
-                    raise UserError(f"the {other} task {text!r} is among the {split} tasks as well")
-
-
-def check_demonstrations(world):
-    """Raise UserError if a world that trains its own base model shows it empty answers."""
-    if not hasattr(world, "pairs"):
-        return
-    for prompt, response in world.pairs(random.Random(0), 20):
-        if not response.strip():
-            rule = "no empty response (a world without `gold` has none to show)"
-            raise wrong(world, "pairs", rule, response, repr(prompt[:80]))
+                    raise UserError(f"the {other} task {task.text[:80]!r} is among the {split} "
+                                    "tasks as well")
 
 
 def warn_if_prompt_contains_answer(world, base):
     """Print a line if the right answer is in most of the agent's prompts."""
-    tasks = some(base, 20)
-    answers = []  # those that are in their task's prompt
+    tasks, copied = some(base, 20), []
     for task in tasks:
         prompt = "\n".join(task_texts(world.agent_prompt(task)))
         gold = world.gold(task)
         # a shorter one, such as a number, may be there by chance
         if len(gold) > 3 and gold in prompt:
-            answers.append(gold)
-    if len(answers) > len(tasks) / 2:
-        print(f"the right answer is in the agent's prompt of {len(answers)} of {len(tasks)} "
-              f"base tasks, such as {answers[0][:80]!r}: can it be copied? "
+            copied.append(gold)
+    if len(copied) > len(tasks) / 2:
+        print(f"the right answer is in the agent's prompt of {len(copied)} of {len(tasks)} "
+              f"base tasks, such as {copied[0][:80]!r}: can it be copied? "
               f"({inspect.getfile(type(world))}, agent_prompt)", flush=True)
 
 
 # ---- a task
 
+# {method that gets a task: the types that it may return}
+RETURNS = {
+    "agent_prompt": (str, list), "category": str, "leaks": str, "gold": str,
+    "skills": (list, tuple), "task_length": (int, float), "same_task_key": (str, tuple)}
+
 
 def try_task(world, task):
     """Ask a world what the loop asks about a task."""
-    for method, (is_right, rule) in RETURNS.items():
-        value = getattr(world, method)(task)
-        if not is_right(value):
-            raise wrong(world, method, rule, value, task)
+    for name, types in RETURNS.items():
+        method = getattr(world, name)
+        value = method(task)
+        expect(isinstance(value, types), method, f"one of {types}", value, task)
     for success in (None, 0.5):
         prompt = world.env_prompt(task, success)
-        if not is_prompt(prompt):
-            raise wrong(world, "env_prompt", "a text or chat messages", prompt, task)
+        is_prompt = prompt and isinstance(prompt, (str, list))
+        expect(is_prompt, world.env_prompt, "a text or chat messages", prompt, task)
     # a few responses of the agent, and the same texts as if the simulator had written them
     gold = world.gold(task)
     for text in ("", "?", task.text, gold):
-        reward = try_score(world, task, text)
-        if text and text == gold and reward != 1:
-            raise wrong(world, "gold", "a response that scores 1", gold, task)
+        try_score(world, task, text, is_gold=text == gold)
         try_parse(world, task, text)
     state = world.start(task)
     if state is not None:  # an episode
         observation = world.respond(task, state, "")
-        if observation is not None and not is_text(observation):
-            raise wrong(world, "respond", "a text, or None at the end", observation, task)
+        is_observation = observation is None or isinstance(observation, str)
+        expect(is_observation, world.respond, "a text, or None at the end", observation, task)
 
 
 def response_of(world, task, text):
@@ -192,34 +142,32 @@ def response_of(world, task, text):
     return text if world.start(task) is None else text.split("\n")
 
 
-def try_score(world, task, text) -> float:
-    """Return the reward of a response, checked."""
+def try_score(world, task, text, is_gold):
+    """Score a response; the gold one must earn 1, an empty one nothing."""
     response = response_of(world, task, text)
     score = world.score(task, response)
+    is_score = isinstance(score, tuple) and len(score) == 2 and isinstance(score[1], bool)
     rule = "(reward from 0 to 1, whether the form is right) for any response"
-    is_pair = isinstance(score, (tuple, list)) and len(score) == 2
-    if not is_pair or not is_number(score[0], 0, 1) or not isinstance(score[1], bool):
-        raise wrong(world, "score", rule, score, repr(text[:80]))
+    expect(is_score and is_number(score[0], 0, 1), world.score, rule, score, text)
     reward = score[0]
-    if reward and not text:
-        raise wrong(world, "score", "no reward for an empty response", reward, task)
+    if not text:
+        expect(reward == 0, world.score, "no reward for an empty response", reward, task)
+    elif is_gold:
+        expect(reward == 1, world.gold, "a response that scores 1", text, task)
     graded = world.graded(task, response, reward)
-    if not is_number(graded, 0, 1):
-        raise wrong(world, "graded", "a number from 0 to 1", graded, task)
-    return reward
+    expect(is_number(graded, 0, 1), world.graded, "a number from 0 to 1", graded, task)
 
 
 def try_parse(world, seed_task, text):
     """Parse a text as if the simulator had written it."""
-    rule = "a Task of 'env' with seed task and epoch, or raise InvalidTask with one of REASONS"
     try:
-        task = world.parse_task(text, seed_task, 1)
+        result = world.parse_task(text, seed_task, 1)
     except InvalidTask as reason:
-        if str(reason) not in world.REASONS:
-            raise wrong(world, "parse_task", rule, reason, repr(text[:80])) from None
-        return
-    if not is_task(task) or (task.origin, task.seed_task, task.epoch) != ("env", seed_task.id, 1):
-        raise wrong(world, "parse_task", rule, task, repr(text[:80]))
+        is_right, result = str(reason) in world.REASONS, reason
+    else:
+        is_right = is_task(result) and result.origin == "env" and result.seed_task == seed_task.id
+    rule = "a Task of 'env' with its seed task's id, or raise InvalidTask with one of REASONS"
+    expect(is_right, world.parse_task, rule, result, text)
 
 
 # ---- its texts on the model
