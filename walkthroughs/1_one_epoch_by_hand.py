@@ -26,6 +26,13 @@ from support.metrics import mean, rates_on
 from support.options import parse_options
 from walkthroughs import canvas, keep_picture
 
+
+
+def shown(figure) -> str:
+    """Return a figure with three digits, or a dash where it was not measured."""
+    return "-" if figure is None else f"{figure:.3f}"
+
+
 argv = ["--out", f"{tempfile.mkdtemp()}/run", "--epochs", "1", "--threads", "1", *sys.argv[1:]]
 with plain_errors():  # a mistaken option is one line
     o = parse_options(argv)
@@ -40,7 +47,7 @@ print(f"D_train {len(tasks)} tasks, all base; D_env {len(records)} records\n"
       "So: the agent knows the form and slips often; nobody has written a task yet.")
 
 # %% An epoch is `steps` small steps, so that new tasks can serve as seed tasks immediately.
-for state.step in range(o.steps):
+for step in range(o.steps):
     # 1. T_t ~ pi_env: the simulator writes 4 variations of each of 16 seed tasks. Code checks them.
     tasks, records = genenv.generate(run, alpha)
     # 1. Interact: G = 8 attempts at each, and at a few of D_train. Eq. 1 gives r, Eq. 2 p_hat.
@@ -48,10 +55,10 @@ for state.step in range(o.steps):
     # 2a. Agent update: GRPO on r. Groups that are all right or all wrong have no gradient.
     stats = genenv.update_agent(run, trials)
     # 3a. D_train <- D_train + Valid(E_t). For D_env: what the simulator wrote, and its p_hat.
-    for trial in trials:
-        run.train_pool.add(trial.task, trial.traces, trial.p_hat, state.epoch)
-    state.records += genenv.measured(records, trials)
-    if state.step == 0:  # a look at the first step
+    genenv.add_attempts(run, trials)
+    genenv.attach_p_hats(records, trials)
+    state.records += records
+    if step == 0:  # a look at the first step
         print(f"\nstep 0: written {state.written}, valid {len(tasks)}")
         print(f"  refused: {counted(state.invalid)}")
         print("seed task -> its variation: one of the answers, its reward r (Eq. 1), p_hat (Eq. 2)")
@@ -69,8 +76,8 @@ for state.step in range(o.steps):
         print("  rewards   ", *(f"{x:5.0f}" for x in r[0]))
         print("  advantages", *(f"{a:+5.2f}" for a in advantages), " (GRPO, Eq. 4)")
         print("So: a group is its own baseline; what is rarer than its mean moves more.")
-    print(f"step {state.step}: {1 - stats['zero_variance']:.0%} of the groups mixed, gradient norm "
-          f"{stats['grad_norm']:.2f}, KL to the start {stats['kl']:.3f}")
+    print(f"step {step}: {1 - stats['zero_variance']:.0%} of the groups mixed, gradient norm "
+          f"{shown(stats['grad_norm'])}, KL to the start {shown(stats['kl'])}")
 print("So: groups that are all right or all wrong teach nothing; a step is made of the others.")
 n, base = len(run.train_pool.tasks), len(run.train_pool.base)
 print(f"D_train {n} tasks: {base} base tasks, {n - base} new ones")
@@ -82,11 +89,11 @@ for record in fresh:
     record.r_env = curriculum.reward_bell(record.p_hat, alpha, o.beta)  # Eq. 3
 kept = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
 weights = rwr_weights(torch.tensor([r.r_env for r in kept]), o.lam)  # RWR: w ~ exp(lam * R_env)
+weight_of = {r.p_hat: float(w) for r, w in zip(kept, weights)}  # the same p_hat, the same weight
 print("\np_hat      tasks    R_env   weight (mean 1 over the tasks in the band; Eq. 2, Eq. 3, RWR)")
 for p_hat in sorted({r.p_hat for r in fresh}):
     same = [r for r in fresh if r.p_hat == p_hat]
-    w = [f"{float(weights[i]):.3f}" for i, r in enumerate(kept) if r.p_hat == p_hat][:1] or ["-"]
-    print(f"{p_hat:.3f} {len(same):10d} {same[0].r_env:8.3f} {w[0]:>8s}")
+    print(f"{p_hat:.3f} {len(same):10d} {same[0].r_env:8.3f} {shown(weight_of.get(p_hat)):>8s}")
 print(f"in the band {len(kept)}, largest weight / smallest {weight_ratio(weights):.2f}\n"
       "So: the band selects. Inside of it the paper's lam and beta give nearly equal weights.")
 
@@ -101,7 +108,7 @@ def nats(records):
 others = [r for r in fresh if r not in kept]
 kept_before, others_before = nats(kept), nats(others)
 stats = genenv.update_environment(run, kept, old=[])  # D_env has no older records yet
-print(f"\nRWR: {stats['env_steps']} steps, KL of the update {stats['env_kl_step']:.3f} of at most "
+print(f"\nRWR: {stats['env_steps']} steps, KL of the update {shown(stats['env_kl_step'])} of at most "
       f"{KL_CAP}; the agent's adapter moved: {stats['other_moved']}")
 print(f"nats per token: imitated tasks {kept_before:.3f} -> {nats(kept):.3f}, other tasks "
       f"{others_before:.3f} -> {nats(others):.3f} (lower is likelier)")

@@ -95,7 +95,7 @@ print("\npenalty   cap     steps of 60   mass on p_hat = 0.5   KL of the update"
 for coef, cap in ((0.0, 1e9), (0.1, 1e9), (1.0, 1e9), (0.0, 0.5), (0.0, 0.1)):
     probs, stats = train(0.26, lr=0.2, env_kl=coef, cap=cap)
     print(f"{coef:7.1f} {cap:7.1g} {stats['env_steps']:11d} {float(probs[3] + probs[4]):21.3f} "
-          f"{stats['env_kl_step']:18.3f}")
+          f"{stats['env_kl_step'] or 0:18.3f}")
 print("So: the penalty holds the simulator near its start, the cap ends what goes too far.")
 print("""
 Try: ALPHA = 0.75 at the head: which filter is the right one now?
