@@ -9,8 +9,8 @@
 
 Paper: Algorithm 1. `epoch` below reads like it: generate and interact, update both policies,
 aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate, R_env and filter in
-curriculum.py (Eq. 2, 3), the pools in data_pool.py, the domain in worlds/ (Eq. 1), both policies in
-policy.py. Prop. 1 and Thm. 1 (Eq. 5, 9) are statements about these pieces: tests/test_theory.py
+curriculum.py (Eq. 2, 3), the pools in data_pool.py, generating and attempting tasks in
+interaction.py, the domain in worlds/ (Eq. 1), both policies in policy.py. Prop. 1 and Thm. 1 (Eq. 5, 9) are statements about these pieces: tests/test_theory.py
 checks them. Everything but the algorithm lives in support/. `run` is the Run object
 (support/run.py), `run.o` its Options, `run.state` the progress of the current epoch.
 
