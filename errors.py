@@ -212,3 +212,14 @@ def write_whole(path, *parts):
         file.flush()
         os.fsync(file.fileno())  # before the rename: else a crash could leave an empty file
     os.replace(scratch, path)
+
+
+def check_overwrite(path, beginning: bytes, force: bool):
+    """Raise UserError if a file is there that does not begin as the command begins its own. An
+    empty file loses nothing."""
+    if force or not Path(path).is_file():
+        return
+    contents = Path(path).read_bytes()
+    if contents and not contents.startswith(beginning):
+        raise UserError(f"{path} holds something else, which would be lost: choose another --out, "
+                        "or give --force")

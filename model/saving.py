@@ -3,7 +3,7 @@
 Paper: not in it.
 
 Usage: `save_merged("Qwen/Qwen2.5-7B-Instruct", "runs/000-genenv/adapters/agent", "merged")`; a
-warm start ends with it. scripts/unpack_gguf.py has no files to copy: it uses `add_older_names`.
+warm start ends with it.
 
 Deviations: transformers 5 saves config.json and tokenizer_config.json in a form that transformers 4
 misreads: it takes a rope_theta of 10,000 whatever is written, and refuses the tokenizer. Servers
@@ -50,21 +50,10 @@ def copy_descriptions(base: str, config, out: Path):
     for name in DESCRIPTIONS:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
-    description = json.loads((out / "config.json").read_text())
-    description.pop("dtype", None)
-    description["torch_dtype"] = dtype  # the older name, which every version reads
-    write_whole(out / "config.json", json.dumps(description, indent=2))
+    change_json(out / "config.json", dtype=dtype, torch_dtype=dtype)  # the newer name and the older
 
 
-def add_older_names(folder):
-    """Add the names that transformers 4 reads to the files that transformers 5 wrote."""
-    path = Path(folder, "config.json")
-    config = json.loads(path.read_text())
-    rope = config.get("rope_parameters") or {}  # a family may have other positions
-    if "rope_theta" in rope:
-        config["rope_theta"] = rope["rope_theta"]
-    write_whole(path, json.dumps(config, indent=2))
-    path = Path(folder, "tokenizer_config.json")
-    config = json.loads(path.read_text())
-    config["tokenizer_class"] = "PreTrainedTokenizerFast"
-    write_whole(path, json.dumps(config, indent=2))
+def change_json(path, **values):
+    """Replace values of a JSON file, or add them."""
+    contents = json.loads(path.read_text())
+    write_whole(path, json.dumps({**contents, **values}, indent=2))

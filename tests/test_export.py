@@ -10,7 +10,7 @@ import pytest
 
 from data_pool import Trace, TrainPool, read_jsonl
 import genenv
-from helpers import EXAMPLE_LIST, user_error
+from helpers import EXAMPLE_LIST, one_line, user_error
 from scripts import export
 from support.options import parse_options
 from worlds import gym, load_world
@@ -20,7 +20,7 @@ TOOLS = ["--world", "tool_calls", "--model", "m", "--call-format", "python", *EX
 
 @pytest.mark.parametrize("argv, source", [(["--world", "ladder"], "genenv/ladder"),
                                           (TOOLS, "genenv/tool_calls/python")])
-def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path):
+def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path, capsys):
     """Another trainer would train on other tasks, or by other rewards."""
     o = parse_options(argv)
     world = load_world(o.world)(o)
@@ -31,6 +31,13 @@ def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path):
     pool.add(written, [Trace("text", 1.0, True, False, 3)], 0.5, 1)
     pool.save()
     assert genenv.main(["export", str(tmp_path)]) == 0
+    # given again it replaces its own file, and nothing else
+    assert genenv.main(["export", str(tmp_path)]) == 0
+    notes = tmp_path / "notes.md"
+    notes.write_text("mine")
+    export_there = ["export", str(tmp_path), "--out", str(notes)]
+    one_line(capsys, genenv.main(export_there), "would be lost")
+    assert notes.read_text() == "mine" and genenv.main([*export_there, "--force"]) == 0
     records = read_jsonl(tmp_path / "verl.jsonl")
     assert records[-1]["extra_info"]["p_hat"] == 0.5
     for r, task in zip(records, [*base, written], strict=True):

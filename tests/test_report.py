@@ -155,14 +155,26 @@ def test_runs_are_compared_on_one_page(tmp_path):
     assert genenv.main(["compare", *map(str, (one, two, other))]) == 0
     page = (other / "compare.html").read_text()
     rows = [re.findall("<td>(.*?)</td>", row) for row in page.split("<tr>")]
-    assert [str(two), "--alpha 0.4, reward_bell b"] in rows
-    assert [str(two), "0.333", "-0.167 (standard error 0.167, paired by task)"] in rows
+    assert [str(two), "--alpha 0.4, reward_bell b", "0.333",
+            "-0.167 (standard error 0.167, paired by task)"] in rows
     assert "data:image/png" in page and "do not compare" in page
+
+
+def test_a_page_replaces_only_a_page_of_its_kind(tmp_path, capsys):
+    """Otherwise a mistyped --out would cost the reader a file of his own."""
+    runs = [str(save(tmp_path / name, [record(0)])) for name in "ab"]
+    page, notes = tmp_path / "page.html", tmp_path / "notes.md"
+    notes.write_text("mine")
+    for _ in range(2):  # the second page replaces the first
+        assert genenv.main(["compare", *runs, "--out", str(page)]) == 0
+    one_line(capsys, genenv.main(["compare", *runs, "--out", str(notes)]), "would be lost")
+    assert notes.read_text() == "mine"
+    assert genenv.main(["compare", *runs, "--out", str(notes), "--force"]) == 0
 
 
 def test_settings_are_compared_by_the_seeds_that_they_share():
     """b minus a on seeds 1 and 2: +0.1 and +0.3; seed 3 of b has no partner."""
     runs = [compare.RunRecord("", [record(0, validation=rate)], genenv.Options(seed=seed))
             for seed, rate in ((2, 0.4), (1, 0.1), (1, 0.2), (2, 0.7), (3, 0.9))]
-    _, (name, mean, difference) = compare.mean_rows(runs, [*"aabbb"], 0)
-    assert (name, mean, difference) == ("mean of b", "0.600", "+0.200 (-1.071 to +1.471)")
+    _, row = compare.rows_of_means(runs, [*"aabbb"], 0)
+    assert row == ["mean", "b", "0.600", "+0.200 (-1.071 to +1.471)"]
