@@ -47,9 +47,10 @@ def main(argv=None):
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        # the names that transformers 4 reads, of what it would take otherwise or refuse
-        rope = model.config.rope_parameters
-        change_json(folder / "config.json", rope_theta=rope["rope_theta"])
+        # the names that transformers 4 reads, which else takes 10,000 and refuses the tokenizer
+        rope = getattr(model.config, "rope_parameters", None)
+        if rope:
+            change_json(folder / "config.json", rope_theta=rope["rope_theta"])
         change_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
     print(f"the model is in {folder}: go on with --model {folder}")
 

@@ -12,6 +12,7 @@ import curriculum
 import genenv
 from data_pool import Task, Trial
 from errors import printable
+from helpers import one_line
 from scripts import compare
 from support import figures, metrics as measure, report, screen
 from test_health import QUIET
