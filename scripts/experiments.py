@@ -125,6 +125,9 @@ RIVALS = {
     "random": ["--variant", "random"],
     "random, curated seeds": ["--variant", "random", "--seed-selection", "curated"],
     "static": ["--variant", "static"]}
+# of a world without records yet: seed tasks are chosen near alpha, and few of them are base tasks
+WELL_CHOSEN = {
+    "random, curated, share 0.25": [*RIVALS["random, curated seeds"], "--base-share", "0.25"]}
 
 # {suite: options of all its runs}
 BASES = {
@@ -148,7 +151,7 @@ SUITES = {
 
 for world_name in world_names():  # any other world, a user's own included
     BASES.setdefault(world_name, ["--world", world_name])
-    SUITES.setdefault(world_name, RIVALS)
+    SUITES.setdefault(world_name, {**RIVALS, **WELL_CHOSEN})
 
 # of each epoch's record: what the tables show, and what says why
 KEPT = (
