@@ -43,7 +43,7 @@ with loading():  # takes seconds; without the environment it is one line
 import curriculum
 from data_pool import EnvRecord, Task, Trace, Trial, distinct
 from grpo import grpo_update
-from interaction import attempt_score, play, read_written, rollout_rows, transcript
+from interaction import attempt_score, play, read_written, transcript
 from policy import Rollout
 from rwr import draw_kl_sample, rwr_update
 from support import checkpoint, screen
@@ -160,10 +160,9 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
     for task in seed_tasks:
         p_hat = run.train_pool.recent_p_hat(task, state.epoch)
         prompts.append(run.simulator.encode(world.env_prompt(task, p_hat)))
-    rows = rollout_rows(o, variations, max(map(len, prompts)))
     with run.phase("simulator rollouts"):
         rollouts = run.simulator.sample("env", prompts, variations, o.max_task_tokens,
-                                        o.temperature, run.sampler, max_rows=rows)
+                                        o.temperature, run.sampler, max_rows=o.max_rows)
     first_group = state.seeds  # groups are numbered consecutively within an epoch
     state.seeds += len(seed_tasks)
     tasks, records = [], []
@@ -218,7 +217,7 @@ def interact(run, tasks) -> list[Trial]:
     o, state = run.o, run.state
     with run.phase("agent rollouts"):
         rollouts, texts = play(run.world, o, run.policy, "agent", tasks, o.G, o.temperature,
-                               run.sampler, o.max_rows)
+                               run.sampler)
     state.surprise += surprise(rollouts)
     trials = []
     for b, task in enumerate(tasks):

@@ -119,18 +119,13 @@ def read_teacher(world, path, held_out=frozenset()) -> list:
 # interact: the agent attempts the tasks
 
 
-def play(world, o, policy, adapter, tasks, G, temperature, generator, max_rows=None):
-    """G attempts at every task -> (rollouts, texts), in the order of the tasks.
-
-    max_rows: as policy.sample takes it; None: what `rollout_rows` says for these prompts.
-    """
+def play(world, o, policy, adapter, tasks, G, temperature, generator):
+    """G attempts at every task -> (rollouts, texts), in the order of the tasks."""
     prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
-    if max_rows is None:
-        max_rows = rollout_rows(o, G, max(map(len, prompts)))
 
     def sample(max_new_tokens, **turns):
         return policy.sample(adapter, prompts, G, max_new_tokens, temperature, generator,
-                             max_rows=max_rows, **turns)
+                             max_rows=o.max_rows, **turns)
 
     if all(world.start(task) is None for task in tasks):
         return play_answers(o, policy, sample)
@@ -177,17 +172,6 @@ def mark(rollouts, spoilt) -> list:
     for i in spoilt:
         rollouts[i] = replace(rollouts[i], limit="special tokens")
     return rollouts
-
-
-def rollout_rows(o, G: int, longest: int) -> int:
-    """max_rows for rollouts other than the agent's G per task: the simulator's, validation's.
-
-    longest: tokens of the longest prompt. The cache holds max_rows // G prompts at once, which with
-    G = 1 would be all of max_rows. Here they are as many as in the agent's own rollouts, or as
-    many short ones as hold the tokens of one prompt of the greatest length.
-    """
-    prompts = max(1, o.max_rows // o.G, o.max_prompt_tokens // longest)
-    return min(o.max_rows, G * prompts)
 
 
 def attempt_score(world, task, rollout, text):

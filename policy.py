@@ -37,7 +37,7 @@ from model.attention import attention_layout, cast_lora, is_plain_lora, patch
 from model.chat import Chat
 from model.decoding import Decoder, GraphDecoder, Turns, decode_rows
 from model.loading import add_adapters, check_base, check_paths, load_model, note_base
-from model.memory import KEPT_LOGITS, LOGIT_CHUNK
+from model.memory import KEPT_LOGITS, LOGIT_CHUNK, prompts_at_once
 from model.packing import by_group, pack
 
 
@@ -279,7 +279,8 @@ class Policy(Chat):
         """G responses to each prompt, in prompt order: rollout i belongs to prompts[i // G].
 
         prompts: list of id lists. adapter: a name, or None for the base. temperature 0 is greedy.
-        max_rows bounds the rollouts that run at once, but the G of a prompt always run together.
+        max_rows bounds the rollouts that run at once, and so does the memory (model/memory.py); but
+        the G of a prompt always run together.
         With respond(i, ids of a turn) -> ids of an observation, or None when the episode is over,
         rollout i is an episode: observations are inserted as given, only the turns are sampled.
         Its limits: max_turns turns, max_turn_tokens in a turn without EOS, and max_new_tokens in
@@ -290,10 +291,12 @@ class Policy(Chat):
             raise ValueError("cannot sample from an empty prompt")
         out = [None] * (len(prompts) * G)
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        width = max(1, max_rows // G)
         with self.use(adapter), self._cast_once(adapter):
-            for start in range(0, len(by_length), width):
-                members = by_length[start:start + width]
+            while by_length:
+                members = by_length[:max(1, max_rows // G)]
+                lengths = [len(prompts[i]) for i in members]
+                members = members[:prompts_at_once(self.lm, lengths, G, max_new_tokens)]
+                by_length = by_length[len(members):]
                 # the place of each of these rollouts among all
                 places = [i * G + g for i in members for g in range(G)]
                 turns = Turns(respond, places, max_turns, max_turn_tokens) if respond else None

@@ -102,6 +102,8 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
         masked_and_few_queries = attention_mask is not None and query.shape[2] <= query.shape[3]
         if masked_and_few_queries and query.shape[1] > key.shape[1]:
             return few_queries_attention(module, query, key, value, attention_mask, **kwargs)
+        if attention_mask is None:
+            key, value = a_head_each(query, key, value)
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     P, R, back = layout.P, layout.R, layout.back
 
@@ -119,12 +121,21 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
     if slow and P + R <= SHORT:
         kernel = sdpa_kernel(SDPBackend.MATH)
     with kernel:
-        prompts, _ = sdpa_attention_forward(module, query[:, :, :P], key[:, :, :P],
-                                            value[:, :, :P], None, **kwargs)   # (B, P, heads, d)
+        own = a_head_each(query, key[:, :, :P], value[:, :, :P])
+        prompts, _ = sdpa_attention_forward(module, query[:, :, :P], *own, None, **kwargs)
         responses, _ = sdpa_attention_forward(module, gather_responses(query), with_prompts(key),
                                               with_prompts(value), layout.mask, **kwargs)
     both = torch.cat([prompts.flatten(0, 1), responses.flatten(0, 1)])        # (B*P + N*R, ...)
     return both.index_select(0, back.flatten()).unflatten(0, back.shape), None
+
+
+def a_head_each(query, *shared):
+    """Return keys and values once for each query head, where only the unfused kernel of a GPU
+    shares them, which would hold all scores (B, heads, P, P): in fp32."""
+    if query.dtype == torch.float32 and query.device.type == "cuda":
+        sharing = query.shape[1] // shared[0].shape[1]
+        return [x.repeat_interleave(sharing, dim=1) for x in shared]
+    return shared
 
 
 def few_queries_attention(module, query, key, value, mask, scaling=None, **_):

@@ -3,7 +3,9 @@
 Paper: not in it; this is what lets its two 7B policies live on one card.
 
 Usage: a run calls `check` before it loads the models; what it took in the end is measured by
-support/metrics.py. On a CPU nothing is estimated. policy.py keeps to the first three limits.
+support/metrics.py. Policy.sample decodes as many prompts at once as `prompts_at_once` says: what is
+free of the card decides, so on another card a seed gives other texts. policy.py and
+model/decoding.py keep to the first three limits.
 
 Deviations: an upper bound of few terms, not a simulation. Parameters are counted on torch's meta
 device, with the adapter that PEFT puts there, so any decoder of transformers will do; the rest
@@ -29,8 +31,8 @@ KEPT_LOGITS = 2 ** 25  # of a micro-batch, kept for the backward pass, else comp
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded in one forward pass
 
 MARGIN = 1.08  # what the allocator holds beyond what is in use
+CPU_ROOM = 8e9  # what rollouts may take of a computer's memory
 FP32, FP64, INT64 = 4, 8, 8
-LOWER = {"rollouts": "--max-rows", "updates": "--token-budget"}  # what makes a phase smaller
 NF4 = 0.517    # bytes per weight: 4 bits, one byte per 64 and one fp32 number per 64 * 256 weights
 
 
@@ -79,6 +81,27 @@ def rollout_bytes(config, e, B, G, P, R) -> int:
     return max(prefill, last)
 
 
+def prompts_at_once(lm, lengths, G, R, available=None) -> int:
+    """Return how many of some prompts, the shortest first, can be decoded at once; at least one.
+
+    lengths: their tokens, in that order. available: bytes; None: what is free.
+    """
+    if available is None:
+        available = free_bytes(lm.device)
+    config, e, B = lm.config.get_text_config(decoder=True), lm.dtype.itemsize, len(lengths)
+    while B > 1 and MARGIN * rollout_bytes(config, e, B, G, lengths[B - 1], R) > available:
+        B -= 1
+    return B
+
+
+def free_bytes(device):
+    """Return what is free of a GPU; of a computer what rollouts may take."""
+    if device.type != "cuda":
+        return CPU_ROOM
+    torch.cuda.empty_cache()  # torch holds memory that it does not use, in pieces
+    return torch.cuda.mem_get_info(device)[0]
+
+
 def update_bytes(config, e, budget, G, P, R) -> int:
     """Bytes of a micro-batch of Policy.logprobs and its backward pass: the inputs of all layers are
     kept, and what one of them saves. All but the loss is counted by the token."""
@@ -103,9 +126,10 @@ def update_bytes(config, e, budget, G, P, R) -> int:
     return tokens * kept + max(tokens * layer, logits + tokens * picked)
 
 
-def estimate(config, o) -> dict:
-    """What a run with options `o` needs, in bytes: {"base weights", "adapters and optimisers", and
-    each phase at its largest instant}; phases come one at a time on top of the first two."""
+def estimate(config, o) -> tuple:
+    """Return what a run with options `o` needs, in bytes: for the base weights, for adapters and
+    optimisers, and on top of them for updates at their largest instant. Rollouts take what is left;
+    those of one prompt need less than an update."""
     e = choose_dtype(o.dtype, "cuda", config).itemsize
     n = count_parameters(config, o.rank)
     config = config.get_text_config(decoder=True)
@@ -113,42 +137,35 @@ def estimate(config, o) -> dict:
     base = packed * n["linear"] + e * n["other"]
     adapter = FP32 * n["lora"]
 
-    # no phase decodes more long prompts at once, see rollout_rows of interaction.py
-    B, P = max(1, o.max_rows // o.G), o.max_prompt_tokens
-    agent = rollout_bytes(config, e, B, o.G, P, o.max_response_tokens)
-    simulator = rollout_bytes(config, e, B, o.variations, P, o.max_task_tokens)
-    rollouts = max(agent, simulator) + e * n["lora"]  # with a cast of the adapter
-
+    P = o.max_prompt_tokens
     agent = update_bytes(config, e, o.token_budget, o.G, P, o.max_response_tokens)
     # a text of the simulator is met as a record and for its KL, with those of its seed task
     simulator = update_bytes(config, e, o.token_budget, 2 * o.variations, P, o.max_task_tokens)
     # copies of the adapters: both as they were before, and one with its moments to undo a step
     updates = max(agent, simulator) + 5 * adapter
     # of two adapters: weights, gradients and AdamW's two moments
-    return {"base weights": base, "adapters and optimisers": 2 * 4 * adapter,
-            "rollouts": rollouts, "updates": updates}
+    return base, 2 * 4 * adapter, updates
 
 
 def check(configs, o, available=None):
     """Print what is needed of a GPU. Raises UserError if it does not fit, naming what to lower.
 
-    configs: of --model, and of --env-model if that is another one; a phase is then taken as the
-    larger of both models'. available: bytes free; None asks the GPU, if there is one.
+    configs: of --model, and of --env-model if that is another one; the larger of both models'
+    updates then counts. available: bytes free; None asks the GPU, if there is one.
     """
     if available is None and torch.cuda.is_available():
         available = torch.cuda.mem_get_info()[0]
     if available is None:
         return
-    models = [estimate(config, o) for config in configs]
-    largest = {name: max(one[name] for one in models) for name in models[0]}
-    always = sum(one["base weights"] for one in models) + largest["adapters and optimisers"]
-    phase = max(LOWER, key=largest.get)
-    peak = MARGIN * (always + largest[phase])
+    bases, adapters, updates = zip(*[estimate(config, o) for config in configs])
+    always = sum(bases) + max(adapters)
+    peak = MARGIN * (always + max(updates))
     sentence = (f"this run needs an estimated {peak / 1e9:.1f} GB and {available / 1e9:.1f} GB are "
-                f"free: {always / 1e9:.1f} for the models, {largest[phase] / 1e9:.1f} during "
-                f"{phase}")
+                f"free: {always / 1e9:.1f} for the models, {max(updates) / 1e9:.1f} during "
+                "updates; rollouts take what is left")
     if peak > available:
-        raise UserError(f"{sentence}: use a lower {LOWER[phase]}, --quant nf4 or another --model")
+        raise UserError(f"{sentence}: use a lower --token-budget, --quant nf4 or another "
+                        "--model")
     print(sentence, flush=True)
 
 

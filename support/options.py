@@ -85,7 +85,7 @@ class Options:
     env_kl: float = 0.02              # KL coefficient to the initial simulator
     # memory
     token_budget: int = 16384         # padded tokens per micro-batch of a training pass
-    max_rows: int = 512               # rollouts decoded at once
+    max_rows: int = 512               # rollouts decoded at once, if memory suffices
     # not on the command line, as no comment follows: what the world brings; the day a run began;
     # hashes of the functions of curriculum.py that it names
     world_options: dict = field(default_factory=dict)
@@ -114,11 +114,11 @@ PRESETS = {  # only what differs from the defaults, those of the world included
     # hardly fits; with the limits of tool_calls (prompts of 2,048, responses of 256) 11.8, and the
     # first 7.8 GB.
     "1.5b-8gb": dict(model="Qwen/Qwen2.5-1.5B-Instruct", quant="nf4", agent_lr=1e-4, env_lr=1e-4,
-                     token_budget=4096, max_rows=128),
+                     token_budget=4096),
     "3b-16gb": dict(model="Qwen/Qwen2.5-3B-Instruct", quant="nf4", agent_lr=1e-4, env_lr=1e-4,
-                    token_budget=8192, max_rows=128),
-    # one RTX 3090 / 4090 / A10: a 4-bit base, and few rollouts at once
-    "7b-24gb": {**_7B, "quant": "nf4", "max_rows": 128},
+                    token_budget=8192),
+    # one RTX 3090 / 4090 / A10: a 4-bit base, and half of the 72 groups at once
+    "7b-24gb": {**_7B, "quant": "nf4", "max_rows": 288},
     # one A100 / H100: a bf16 base, and all 72 groups at once
     "7b-80gb": {**_7B, "token_budget": 32768, "max_rows": 576}}
 

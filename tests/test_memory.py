@@ -3,14 +3,16 @@
 Run: python -m pytest tests/test_memory.py -q
 """
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
+import torch
 from transformers import AutoConfig, Qwen2Config
 
 from helpers import TINY, tiny_lm, toy_tokenizer, user_error
 from model import memory
 from policy import Policy
-from support.options import PRESETS, Options
+from support.options import parse_options
 
 def qwen(hidden, layers, heads, key_heads, inner, **more):
     """The configuration of a Qwen2.5-Instruct."""
@@ -26,9 +28,9 @@ LIMITS = dict(max_prompt_tokens=4096, max_response_tokens=512, max_task_tokens=7
 
 
 def of_preset(name, **changes):
-    """The options of a preset, as far as the estimate reads them."""
-    known = {k: v for k, v in PRESETS[name].items() if k in vars(Options())}
-    return replace(Options(), **{**known, **LIMITS, **changes})
+    """Return a run's options: the world's defaults, the preset's, and the widest limits."""
+    o = parse_options(["--preset", name, "--world", "tool_calls"])
+    return replace(o, **{**LIMITS, **changes})
 
 
 def test_the_known_figures_of_qwen_7b():
@@ -37,9 +39,9 @@ def test_the_known_figures_of_qwen_7b():
     assert n["lora"] == pytest.approx(40.4e6, rel=0.01)
     assert n["linear"] + n["other"] == pytest.approx(7.62e9, rel=0.01)
     o = of_preset("7b-24gb", quant="nf4", dtype="bf16")
-    needs = memory.estimate(QWEN_7B, o)
-    assert needs["base weights"] == pytest.approx(5.55e9, rel=0.01)
-    assert needs["adapters and optimisers"] == pytest.approx(2 * 0.65e9, rel=0.01)
+    base, adapters, _ = memory.estimate(QWEN_7B, o)
+    assert base == pytest.approx(5.55e9, rel=0.01)
+    assert adapters == pytest.approx(2 * 0.65e9, rel=0.01)
     # 18 prompts of 4096 and 8 responses of 512 each, 56 kB a token, each prompt stored once
     cache = 18 * (4096 + 8 * 511) * 57344
     assert cache < memory.rollout_bytes(QWEN_7B, 2, 18, 8, 4096, 512) < 1.1 * cache
@@ -62,9 +64,28 @@ def test_adapters_of_fused_experts_are_counted():
     ("1.5b-8gb", "bf16", 7.5e9, [QWEN_1B]), ("1.5b-8gb", "fp32", 15.1e9, [QWEN_1B]),
     ("3b-16gb", "fp32", 15.1e9, [QWEN_3B])])
 def test_the_presets_fit_their_cards(preset, dtype, card, configs):
-    """A run would end in the middle of its first epoch, with prompts as long as any world's, or
-    with a second base for the simulator."""
+    """Otherwise a run would end in the middle of its first epoch, with prompts as long as any
+    world's, or with a second base for the simulator."""
     memory.check(configs, of_preset(preset, dtype=dtype), card)
+
+
+def test_rows_follow_from_the_prompts_real_length():
+    """Otherwise short prompts would leave most of a card idle, or long ones overflow it."""
+    o = of_preset("7b-24gb", dtype="bf16")
+    base, adapters, _ = memory.estimate(QWEN_7B, o)
+    free, lm = 24e9 - base - adapters, SimpleNamespace(config=QWEN_7B, dtype=torch.bfloat16)
+
+    def prompts(*lengths):
+        return memory.prompts_at_once(lm, lengths, o.G, o.max_response_tokens, free)
+
+    # the 288 rows of the preset, in batches of 36 prompts of 8 rollouts each
+    assert prompts(*[1024] * 36) == 36
+    many = prompts(*[4096] * 36)
+    assert 16 < many < 36
+    used = memory.rollout_bytes(QWEN_7B, 2, many, o.G, 4096, o.max_response_tokens)
+    assert used < free / memory.MARGIN < used * (many + 2) / many
+    # a long prompt does not bring down the rows of the short ones before it
+    assert prompts(*[1024] * 35, 10 ** 6) == 35
 
 
 def test_check_refuses_in_one_line_that_names_what_to_lower():

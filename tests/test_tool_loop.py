@@ -47,5 +47,5 @@ def test_a_run_with_a_list_and_a_simulator_of_its_own(model, tmp_path, monkeypat
 def test_what_cannot_work_is_one_line_and_leaves_no_folder(model, tmp_path, capsys, monkeypatch):
     """Memory is estimated before the model is loaded."""
     monkeypatch.setattr(memory, "check", partial(memory.check, available=1e6))
-    one_line(capsys, command(model, tmp_path), "--max-rows")
+    one_line(capsys, command(model, tmp_path), "--token-budget")
     assert not (tmp_path / "r").exists()
