@@ -37,7 +37,7 @@ from model.attention import attention_layout, cast_lora, is_plain_lora, patch
 from model.chat import Chat
 from model.decoding import Decoder, GraphDecoder, Turns, decode_rows
 from model.loading import add_adapters, check_base, check_paths, load_model, note_base
-from model.memory import KEPT_LOGITS, LOGIT_CHUNK, prompts_at_once
+from model.memory import KEPT_LOGITS, LOGIT_CHUNK, free_bytes, prompts_at_once
 from model.packing import by_group, pack
 
 
@@ -95,6 +95,7 @@ class Policy(Chat):
         that pi equals the reference. Raises UserError if no token ends a response."""
         self.active = None
         self.source = ""  # the folder or hub name that it was loaded from
+        self.tokens_drawn = self.slot_steps = 0  # of all rollouts: tokens, and room for tokens
         model.requires_grad_(False)
         self.model = add_adapters(model, adapters, rank, seed, adapter_folder).eval()
         self.lm = self.model.get_base_model() if adapters else model  # head + decoder, LoRA inside
@@ -291,12 +292,13 @@ class Policy(Chat):
             raise ValueError("cannot sample from an empty prompt")
         out = [None] * (len(prompts) * G)
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
+        memory = free_bytes(self.device)
         with self.use(adapter), self._cast_once(adapter):
             while by_length:
                 members = by_length[:max(1, max_rows // G)]
                 lengths = [len(prompts[i]) for i in members]
-                members = members[:prompts_at_once(self.lm, lengths, G, max_new_tokens)]
-                by_length = by_length[len(members):]
+                width = prompts_at_once(self.lm, lengths, G, max_new_tokens, memory)
+                members, by_length = by_length[:width], by_length[width:]
                 # the place of each of these rollouts among all
                 places = [i * G + g for i in members for g in range(G)]
                 turns = Turns(respond, places, max_turns, max_turn_tokens) if respond else None
@@ -305,6 +307,7 @@ class Policy(Chat):
                 for place, row in zip(places, rows):
                     group = place // G
                     out[place] = Rollout(group, list(prompts[group]), *row)
+        self.tokens_drawn += sum(r.tokens for r in out)
         return out
 
 

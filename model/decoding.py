@@ -74,6 +74,7 @@ def decode_rows(policy, prompts, G, T, temperature, generator, turns=None) -> li
         # 2) draw: a token for every rollout that has a slot
         slots = decoder.places()                                    # into (B, G)
         ids, logp = draw(head(hidden), temperature, generator)      # (live, slots)
+        policy.slot_steps += ids.numel()
         if turns:
             # an observation is already in the row: its tokens are read, not drawn
             drawn_now = is_drawn[..., t][slots]

@@ -81,13 +81,9 @@ def rollout_bytes(config, e, B, G, P, R) -> int:
     return max(prefill, last)
 
 
-def prompts_at_once(lm, lengths, G, R, available=None) -> int:
-    """Return how many of some prompts, the shortest first, can be decoded at once; at least one.
-
-    lengths: their tokens, in that order. available: bytes; None: what is free.
-    """
-    if available is None:
-        available = free_bytes(lm.device)
+def prompts_at_once(lm, lengths, G, R, available) -> int:
+    """Return how many of some prompts, the shortest first, can be decoded at once within so many
+    bytes; at least one. lengths: their tokens, in that order."""
     config, e, B = lm.config.get_text_config(decoder=True), lm.dtype.itemsize, len(lengths)
     while B > 1 and MARGIN * rollout_bytes(config, e, B, G, lengths[B - 1], R) > available:
         B -= 1

@@ -168,11 +168,11 @@ class Bench:
         self.sample("agent", rows // G, self.T)
 
     def spread_lengths(self, max_rows):
-        """Rollouts of 72 prompts, each of T / 4 tokens on average."""
-        self.policy.eos_ids = list(range(4 * self.V // self.T))
+        """Rollouts of 72 prompts, each of T / 4 tokens on average; the room for tokens."""
+        self.policy.eos_ids, self.policy.slot_steps = list(range(4 * self.V // self.T)), 0
         rollouts = self.sample("agent", 72, self.T, max_rows=max_rows)
         self.policy.eos_ids = [self.V]
-        return {"drawn": sum(r.tokens for r in rollouts)}
+        return {"drawn": sum(r.tokens for r in rollouts), "room": self.policy.slot_steps}
 
     def compiled(self, rows):
         """Rollouts whose steps torch.compile has merged; the first such phase compiles."""

@@ -231,6 +231,7 @@ def finish(run):
     """Adapters, report and the closing words."""
     for policy in run.policies:
         policy.save_adapters(run.folder / "adapters")
+        print(f"rollouts: {policy.tokens_drawn} tokens drawn, room for {policy.slot_steps}")
     peaks = [f"{name} {size / 1e9:.2f} GB" for name, size in run.peaks.items() if size]
     if peaks:  # none on a CPU
         print("peak memory of the GPU: " + ", ".join(peaks))

@@ -135,6 +135,7 @@ class Scripted:
     given; threads: torch's.
     """
     tape, runs, alphas, contexts, threads = [], [], [], [], []
+    tokens_drawn = slot_steps = 0
 
     def __init__(self, o, names=None):
         self.words, self.tokenizer = {}, None
