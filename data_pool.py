@@ -18,6 +18,8 @@ import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+import torch
+
 from errors import UserError, first_line, no_file
 
 # how many epochs a success rate stays usable; it goes stale as the agent learns
@@ -138,7 +140,6 @@ class TrainPool:
 
     def sample(self, n: int, base_share: float, generator) -> list[Task]:
         """n tasks for the agent: a share of base tasks, the rest from everything kept so far."""
-        import torch  # here and not above: options and --help are read without it
         kept = [t for t in self.tasks.values() if t.origin != "base"]
         from_base = torch.rand(n, generator=generator) < base_share  # (n,)
         picks = []

@@ -1,11 +1,14 @@
-"""The one kind of error that a user sees, what a user's own code or file raises as such an error,
-and files that are whole or absent."""
+"""User-facing errors in one line, guards around user code, and atomic file writes.
+
+Usage: every program of the project runs under `plain_errors`. What a user can fix is a UserError:
+one line that says what is wrong and what to do, exit code 2.
+"""
 import difflib
 import os
 import sys
 import threading
 import traceback
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 
@@ -23,10 +26,10 @@ class Stopped(Exception):
 
 @contextmanager
 def plain_errors():
-    """Within, a user's mistake is one line on stderr and ends the program with exit code 2, a
-    signal n ends it with 128 + n. Raises SystemExit."""
-    if hasattr(sys.stdout, "reconfigure"):  # a notebook's has none
-        sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any sign
+    """Within, a user's mistake ends the program with one line on stderr and exit code 2, a signal n
+    with 128 + n. Raises SystemExit."""
+    if hasattr(sys.stdout, "reconfigure"):  # a notebook's stdout has none
+        sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any character
     try:
         yield
         return
@@ -77,17 +80,10 @@ PATIENCE = 2  # seconds after which a call that has not come back is named
 
 
 @contextmanager
-def users_code(file, given=""):
+def users_code(file, arguments=""):
     """Within, code of a user's own file is run: what it raises becomes a UserError of one line with
-    the line of that file, and if it takes long, one line on stderr says where it is. given: its
-    arguments."""
-    caller = threading.get_ident()
-
-    def say_where():
-        frames = traceback.extract_stack(sys._current_frames()[caller])
-        print(f"trying {place_in(file, frames)} ...", file=sys.stderr)
-
-    timer = threading.Timer(PATIENCE, say_where)
+    the line of that file. If it takes long, one line on stderr names the file."""
+    timer = threading.Timer(PATIENCE, print, [f"trying {file} ..."], {"file": sys.stderr})
     timer.daemon = True
     timer.start()
     try:
@@ -97,26 +93,27 @@ def users_code(file, given=""):
     except (Exception, SystemExit) as error:  # whatever such code may raise
         place = place_in(file, traceback.extract_tb(error.__traceback__))
         message = f"{place}: {type(error).__name__}: {first_line(error):.300}"
-        if given:
-            message += f", given {given}"
+        if arguments:
+            message += f", given {arguments}"
         raise UserError(message) from error
     finally:
         timer.cancel()
 
 
 def place_in(file, frames) -> str:
-    """The innermost of some frames that lies in a file, in words; the file's name if none does."""
+    """Return the innermost of some frames that is in a file, in words; the file's name if none
+    is."""
     for frame in reversed(frames):
         if frame.filename == file:
             return f"{file}, line {frame.lineno} in {frame.name}"
     return str(file)
 
 
-def wrong_value(function, rule: str, value, given) -> UserError:
-    """The error that names a user's function, what it must give, and what it gave instead."""
+def wrong_value(function, rule: str, value, arguments) -> UserError:
+    """Make the error that names a user's function, what it must give, and what it gave instead."""
     code = function.__code__
     place = f"{code.co_filename}, line {code.co_firstlineno}: {function.__name__}"
-    return UserError(f"{place} must give {rule}; it gave {value!r:.200} for {given}")
+    return UserError(f"{place} must give {rule}; it gave {value!r:.200} for {arguments}")
 
 
 def checked(function, value, least=-1e30, most=1e30):
@@ -130,16 +127,16 @@ def checked(function, value, least=-1e30, most=1e30):
 
 
 def is_number(value, least=-1e30, most=1e30) -> bool:
-    """Whether a value is a number in a range; NaN and infinity are in none."""
+    """Return whether a value is a number in a range; NaN and infinity are in none."""
     return isinstance(value, (int, float)) and least <= value <= most
 
 
 # ---------------------------------------------------------------------------------------------
-# what is no model
+# words, lines, files
 
 
 def choose(word: str, names) -> str:
-    """What to do instead of a word that is not among the names: the nearest, then all of them."""
+    """Say what to do instead of a word that is not among the names: the nearest one, then all."""
     names = [str(name) for name in names if name != ""]
     near = difflib.get_close_matches(word, names, 1)
     listed = f"choose from {', '.join(names)}"
@@ -149,31 +146,13 @@ def choose(word: str, names) -> str:
 
 
 def no_file(path) -> str:
-    """What stands where a file should be."""
+    """Say what is there instead of a file."""
     return "a folder, not a file" if Path(path).is_dir() else "no such file"
-
-
-def check_model(model: str):
-    """Raises UserError where there is no model in a folder, as far as its files say, or none of
-    this name on the hub. If the hub cannot be reached transformers would try for half a minute."""
-    from huggingface_hub import errors, file_exists, try_to_load_from_cache
-    path = Path(model)
-    if path.exists():
-        if not (path / "config.json").is_file():
-            raise UserError(f"{model}: not a model's folder: it has no config.json (a GGUF is "
-                            "unpacked by python -m scripts.unpack_gguf FILE FOLDER)")
-        return
-    with one_line(f"{model}: no such folder, and as a name on the hub it"):
-        # what transformers says of a gated model is better than the hub's words
-        with suppress(errors.GatedRepoError):
-            cached = try_to_load_from_cache(model, "config.json")
-            if not cached and not file_exists(model, "config.json"):
-                raise UserError(f"{model} is neither a folder here nor a model on the hub")
 
 
 @contextmanager
 def one_line(folder, fault="cannot be used"):
-    """Within, whatever a library raises about a model or an adapter is a UserError of one line."""
+    """Within, whatever a library raises about a folder is a UserError of one line."""
     try:
         yield
     except UserError:
@@ -183,26 +162,28 @@ def one_line(folder, fault="cannot be used"):
 
 
 def first_line(error) -> str:
-    """What an exception says, in one line: its kind where it says nothing. Of the operating
-    system's the reason alone: the file may be one that only we know of."""
+    """Return what an exception says in one line, or its kind where it says nothing. Of an error of
+    the operating system only the reason: the file may be one that only we know of."""
     text = getattr(error, "strerror", "") or str(error).strip() or repr(error)
     return text.replace(":\n", ": ").splitlines()[0]
 
 
 def printable(text: str) -> str:
-    """Text of a model, or of a list from elsewhere, for the terminal: what is no visible sign
-    becomes an escape such as \\x1b, so that it can neither move the cursor nor hide a word.
+    """Return text for the terminal that a model wrote, or somebody else: a character that is not
+    visible becomes an escape such as \\x1b, so that it can neither move the cursor nor hide a word.
     Newlines stay."""
-    signs = []
-    for sign in text:
-        visible = sign.isprintable() or sign == "\n"
-        signs.append(sign if visible else sign.encode("unicode_escape").decode())
-    return "".join(signs)
+    characters = []
+    for character in text:
+        if character.isprintable() or character == "\n":
+            characters.append(character)
+        else:
+            characters.append(character.encode("unicode_escape").decode())
+    return "".join(characters)
 
 
 def write_whole(path, *parts):
-    """Put texts or bytes, one after another, in the place of a file: after a crash it holds the old
-    contents or all of the new."""
+    """Replace a file by texts or bytes, one after another. After a crash it holds the old contents,
+    or all of the new."""
     if Path(path).is_dir():
         raise UserError(f"{path}: {no_file(path)}")
     scratch = Path(path).with_name(f"tmp-{Path(path).name}")

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+from peft.tuners import lora
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
@@ -248,7 +249,6 @@ def cast_lora(layer, name, dtype):
 
 def is_plain_lora(module) -> bool:
     """Whether `lora_linear` computes what this PEFT layer would: no DoRA, no bias besides B."""
-    from peft.tuners import lora
     if type(module) not in (lora.Linear, getattr(lora, "Linear4bit", None)) or module.lora_variant:
         return False
     return all(matrix.bias is None for matrix in module.lora_B.values())

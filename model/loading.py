@@ -20,11 +20,18 @@ import hashlib
 import json
 import logging
 import re
+from contextlib import suppress
 from pathlib import Path
 
 import torch
+from huggingface_hub import file_exists, try_to_load_from_cache
+from huggingface_hub.errors import GatedRepoError
+from peft import LoraConfig, get_peft_model
+from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
+from transformers import PreTrainedTokenizerFast
+from transformers.utils import logging as messages
 
-from errors import UserError, check_model, one_line
+from errors import UserError, one_line
 
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of optional kernels
 
@@ -40,6 +47,23 @@ LONGEST = 8192  # tokens that it counts with where nobody says how many there wi
 # loading
 
 
+def check_model(model: str):
+    """Raise UserError where there is no model in a folder, as far as its files say, or none of
+    this name on the hub. If the hub cannot be reached transformers would try for half a minute."""
+    path = Path(model)
+    if path.exists():
+        if not (path / "config.json").is_file():
+            raise UserError(f"{model}: not a model's folder: it has no config.json (a GGUF is "
+                            "unpacked by python -m scripts.unpack_gguf FILE FOLDER)")
+        return
+    with one_line(f"{model}: no such folder, and as a name on the hub it"):
+        # what transformers says of a gated model is better than the hub's words
+        with suppress(GatedRepoError):
+            cached = try_to_load_from_cache(model, "config.json")
+            if not cached and not file_exists(model, "config.json"):
+                raise UserError(f"{model} is neither a folder here nor a model on the hub")
+
+
 def load_model(model: str, quant=None, dtype="auto", device=None, max_tokens=None):
     """(causal LM, tokenizer) of a local folder or hub name. Raises UserError with one line.
 
@@ -47,8 +71,6 @@ def load_model(model: str, quant=None, dtype="auto", device=None, max_tokens=Non
     see choose_dtype. device: None = a GPU if there is one. max_tokens: the most that a prompt of a
     chat model and its response will have together; None: not known, then nothing is checked.
     """
-    from transformers import AutoModelForCausalLM, BitsAndBytesConfig, PreTrainedTokenizerFast
-    from transformers.utils import logging as messages
     messages.set_verbosity_error()
     messages.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
@@ -115,7 +137,6 @@ def check_context(config, max_tokens):
 
 def model_config(model: str):
     """The transformers configuration of a folder or hub name. Raises UserError if there is none."""
-    from transformers import AutoConfig
     check_model(model)
     with one_line(model):
         return AutoConfig.from_pretrained(model, trust_remote_code=False)
@@ -169,7 +190,6 @@ def add_adapters(model, names, rank: int, seed: int, folder=None):
 
     Raises UserError if not all of it fits the model.
     """
-    from peft import LoraConfig, get_peft_model
     if not names:
         return model
     # PEFT draws the A matrices from the global generator

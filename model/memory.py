@@ -21,6 +21,7 @@ the MLP, V vocabulary, K cached keys, d head dimension; e bytes per number.
 from collections import Counter
 
 import torch
+from transformers import AutoModelForCausalLM
 
 from model.attention import heads_of
 from errors import UserError
@@ -43,7 +44,6 @@ def count_parameters(config, rank: int) -> Counter:
     "other", which NF4 leaves as they are: embeddings, head, norms, and fused experts, with three
     dimensions. "lora": of one adapter.
     """
-    from transformers import AutoModelForCausalLM
     with one_line(config.name_or_path), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()

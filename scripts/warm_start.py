@@ -30,7 +30,8 @@ from pathlib import Path
 import torch
 
 from support import checkpoint
-from errors import UserError, check_model, write_whole
+from errors import UserError, write_whole
+from model.loading import check_model
 from interaction import read_written
 from model.saving import save_merged
 from policy import Policy, Rollout, policy_options

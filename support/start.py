@@ -8,7 +8,8 @@ import importlib
 import time
 from dataclasses import replace
 
-from errors import UserError, check_model, choose
+from errors import UserError, choose
+from model.loading import check_model
 from support.checkpoint import choose_folder
 from support.options import COMMANDS, parse_options
 from worlds.probe import open_world

@@ -21,6 +21,12 @@ from collections import Counter
 from pathlib import Path
 from types import SimpleNamespace
 
+import torch
+from tokenizers import Tokenizer, models, pre_tokenizers
+from torch.nn.utils.rnn import pad_sequence
+from tqdm import trange
+from transformers import PreTrainedTokenizerFast, SeedOssConfig, SeedOssForCausalLM
+
 from errors import UserError, exit_code
 import worlds
 
@@ -39,8 +45,6 @@ def word_tokenizer(words):
 
     words: SPECIAL, then others, none of them twice.
     """
-    from tokenizers import Tokenizer, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
     vocabulary = {word: i for i, word in enumerate(words)}
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
     raw.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
@@ -68,8 +72,6 @@ def encode_pairs(tokenizer, pairs):
 
     The end of a response is part of what is learnt.
     """
-    import torch
-    from torch.nn.utils.rnn import pad_sequence
     ids, labels = [], []
     for prompt, response in pairs:
         prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
@@ -82,8 +84,6 @@ def encode_pairs(tokenizer, pairs):
 
 def tiny_lm(vocabulary: int, shape: dict, seed: int):
     """A fresh causal LM of MODEL, but for `shape`; vocabulary: its number of words."""
-    import torch
-    from transformers import SeedOssConfig, SeedOssForCausalLM
     shape = {**MODEL, **shape}
     config = SeedOssConfig(
         vocab_size=vocabulary, pad_token_id=0, eos_token_id=1, bos_token_id=None,
@@ -104,8 +104,6 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
     Raises UserError if the texts have words that the vocabulary lacks, if one stands there twice,
     and if a pair is longer than the model's context.
     """
-    import torch
-    from tqdm import trange
     rng, tokenizer = random.Random(seed), word_tokenizer(words)
     model = tiny_lm(len(words), model_config, seed)
     # a generator of its own: rng is not moved
@@ -207,7 +205,6 @@ def main(world, argv=None) -> int:
     def run():
         if len(argv) != 3 or argv[0] != "train" or not argv[1].isdecimal():
             raise UserError(f"usage: python -m worlds.{world.NAME} train SEED FOLDER")
-        import torch
         torch.set_num_threads(1)  # another number of threads rounds differently
         seed = SEED + 100 * int(argv[1])
         save(*train(world.WORDS, world(NO_RUN).pairs, seed=seed, **world.RECIPE), argv[2])
