@@ -89,13 +89,13 @@ CROSS_HELD_OUT = {
 # and of which they are taken at equal updates only
 CROSS_AT_EQUAL_UPDATES = {
     "hard tools": lambda epochs: held_out_by(HARD, epochs[-4:]),
-    f"first epoch at {GOAL} (never: the last)": first_at_goal}
-# what explains it, with alpha as it moved
+    f"first epoch at {GOAL} (never: the last)": first_at_goal,
+    "alpha, 2nd half": lambda epochs: mean_of("alpha", later(epochs))}
+# what explains it
 REASONS = {
     "success on its tasks, 2nd half": lambda epochs: mean_of("success_rate", later(epochs)),
     "mixed groups, 2nd half": lambda epochs: mean_of("mixed_share", later(epochs)),
     "the same, of those possible": lambda epochs: of_possible(later(epochs)),
-    "alpha, 2nd half": lambda epochs: mean_of("alpha", later(epochs)),
     "CPU minutes": cpu_minutes}
 
 
