@@ -43,23 +43,26 @@ from contextlib import redirect_stdout
 from functools import cached_property
 from pathlib import Path
 
+import torch
+
 from data_pool import Task
 from errors import UserError, printable
+from interaction import attempt_score, play, transcript
+from model.loading import check_base, read_adapter
 from support.options import COMMANDS, Parser, saved_options
 from worlds import NO_SEED, InvalidTask, load_world, special_token_in, task_texts
-from worlds.tools.leaks import ungrounded
-from interaction import attempt_score, play, transcript
-from worlds.tools.schemas import words_of
 from worlds.tool_calls import MOST_SHOWN, misfit, parse_calls
+from worlds.tools.leaks import ungrounded
+from worlds.tools.schemas import words_of
 
 STEM = 5       # words that begin with the same 5 letters count as one: reminder and remind
 ALL_SHOWN = 8  # up to so many functions are offered without a choice
 
 
 def main(argv) -> int:
-    """`genenv.py ask`: prints the agent's answer to each request, and at the end how many answers
-    are right, of those that can be checked. Raises UserError, returns 0."""
-    args = parser().parse_intermixed_args(argv)  # options may stand between RUN and the request
+    """Print the agent's answer to each request, and at the end how many answers are right, of those
+    that can be checked. Returns 0. Raises UserError."""
+    args = parser().parse_intermixed_args(argv)  # options may come between RUN and the request
     agent = Agent(args.run, args.untrained)
     tasks = [agent.task_of(text) for text in args.request]
     if not tasks:
@@ -117,7 +120,6 @@ class Agent:
     @cached_property
     def policy(self):
         """The model with the agent's adapter."""
-        from model.loading import check_base, read_adapter  # not above: it loads torch
         with redirect_stdout(sys.stderr):
             policy = self.world.load_policy()
         if policy.source:
@@ -163,8 +165,10 @@ class Agent:
         right, expected, not_in_request = None, None, ""
         if "calls" in task.spec:
             right, expected = self.world.score(task, text)[0] == 1, self.world.gold(task)
-        # a call of a function learned in training but not offered now is no fault
-        fault = misfit(calls, by_name, 0)
+        fault = "no call can be read"
+        if calls is not None:
+            # a call of a function learned in training but not offered now is no fault
+            fault = misfit(calls, by_name, 0)
         # a right answer may have a value that the request does not mention
         if not fault and not right:
             not_in_request = ungrounded(Task(task.text, {"tools": tools, "calls": calls}))
@@ -177,10 +181,18 @@ class Agent:
         token = special_token_in(task.text, self.policy.tokenizer)
         if token:
             raise UserError(f"{task.text[:40]!r} spells {token!r}, a control token of the model")
+        length, o = len(self.policy.encode(self.world.agent_prompt(task))), self.world.o
+        if length > o.max_prompt_tokens:  # no model answers well beyond what it reads
+            raise UserError(f"{task.text[:40]!r} makes a prompt of {length} tokens: the run was "
+                            f"made with --max-prompt-tokens {o.max_prompt_tokens}: shorten it")
         # one at a time: in bf16 the batch can change which token wins a near tie
         adapter = None if self.untrained else "agent"
-        [rollout], [text] = play(self.world, self.world.o, self.policy, adapter, [task], G=1,
-                                 temperature=0.0, generator=None)
+        try:
+            [rollout], [text] = play(self.world, o, self.policy, adapter, [task], G=1,
+                                     temperature=0.0, generator=None)
+        except torch.OutOfMemoryError:
+            raise UserError(f"out of GPU memory with a prompt of {length} tokens: does another "
+                            "program use the GPU?") from None
         return rollout, text
 
 

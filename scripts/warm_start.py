@@ -37,6 +37,7 @@ from model.saving import save_merged
 from policy import Policy, Rollout, policy_options
 from rwr import rwr_step
 from support.health import counted
+from support.metrics import peak_memory
 from support.options import Parser, at_least, parse_options
 from worlds import held_out_keys
 from worlds.probe import check_texts_survive, open_world
@@ -212,7 +213,7 @@ class WarmStart:
             rising = min((n * len(batches) + k + 1) / WARM_UP, 1)
             for group in self.optimizer.param_groups:
                 group["lr"] = peak * (falling * rising)
-            with self.policy.use(ADAPTER):
+            with self.policy.use(ADAPTER), peak_memory({}, "an update of the warm start"):
                 loss, _ = rwr_step(self.policy, ADAPTER, self.optimizer, batch,
                                    torch.ones(len(batch)), self.world.o)
             losses.append(loss)
@@ -228,8 +229,9 @@ class WarmStart:
         picks = torch.randint(len(base), (TEXTS,), generator=generator).tolist()
         seeds = [world.seed_for(base[i], generator) for i in picks]
         prompts = [policy.encode(world.env_prompt(task, None)) for task in seeds]
-        rollouts = policy.sample(ADAPTER, prompts, 1, o.max_task_tokens, o.temperature,
-                                 policy.generator(1000 * o.seed + n), max_rows=o.max_rows)
+        with peak_memory({}, "the simulator's texts"):
+            rollouts = policy.sample(ADAPTER, prompts, 1, o.max_task_tokens, o.temperature,
+                                     policy.generator(1000 * o.seed + n), max_rows=o.max_rows)
         texts, reasons, valid = [], Counter(), 0
         for w in read_written(world, o, [policy], rollouts, seeds, epoch=0,
                               held_out=held_out_keys(world)):

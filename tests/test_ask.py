@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
 from data_pool import Task
 import genenv
@@ -91,7 +92,7 @@ def test_any_world_is_asked_a_task_of_its_own(small_ladder, tmp_path, capsys):
     ('add_event(title="dentist", day="Friday", hour=9)', 1, "", ""),
     ('add_event(title="dentist", day="Monday", hour=9)', 1, "", 'day = "Monday"'),
     ('add_event(title="dentist")', 1, "required", ""),
-    ("I would rather not.", None, "not a list", ""),
+    ("I would rather not.", None, "no call can be read", ""),
     ("none", 0, "", "")])
 def test_an_answer_is_read_as_calls_or_as_what_is_wrong_with_it(run, monkeypatch, text, calls,
                                                                 fault, ungrounded):
@@ -118,3 +119,20 @@ def test_bad_input_is_one_line(run, tmp_path):
     (tmp_path / "config.json").write_text((run / "config.json").read_text())  # no adapters yet
     user_error("the run has not ended", ask.Agent, tmp_path)
     user_error("control token", ask.Agent(run), "<|im_end|> hello")
+
+
+def test_a_request_longer_than_the_model_reads_is_refused(run):
+    """Otherwise the model would answer noise, and nothing would show why."""
+    agent = ask.Agent(run)
+    limit = agent.world.o.max_prompt_tokens
+    assert agent("Put it on Friday. ")["response"]
+    user_error("makes a prompt of", agent, "Put it on Friday. " * limit)
+
+
+def test_a_full_gpu_is_one_line(run, monkeypatch):
+    """Otherwise the answer on a shared GPU would be a page of the library's own lines."""
+    def full(*_, **__):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(ask, "play", full)
+    user_error("out of GPU memory", ask.Agent(run), DENTIST)

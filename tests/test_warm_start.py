@@ -150,3 +150,13 @@ def test_refusals_are_one_line(done, command, tmp_path, capsys):
             ([*command, str(done)], "not empty"),
             (["--resume", "--out", str(done)], "give it as --model")):
         one_line(capsys, genenv.main(arguments), words)
+
+
+def test_a_full_gpu_is_one_line(command, tmp_path, monkeypatch, capsys):
+    """Otherwise nobody would learn which option to lower."""
+    def full(*_, **__):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(warm_start, "rwr_step", full)
+    one_line(capsys, genenv.main([*command, str(tmp_path / "new")]), "out of GPU memory",
+             "--token-budget")
