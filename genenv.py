@@ -259,7 +259,8 @@ def update_agent(run, trials) -> dict:
     for trial in trials:
         trial.rollouts = []  # GRPO is on-policy: no later update may use them
     stats["agent_reward"] = float(rewards.mean())
-    return {**stats, **moved}
+    stats["other_moved"] = moved.other
+    return stats
 
 
 # ---- 2b. the environment
@@ -302,7 +303,8 @@ def update_environment(run, fresh, old) -> dict:
     records = [*fresh, *old]
     if run.world.imitate_once:  # what no step has used waits for a later epoch
         run.state.imitated += [key for i in stats["env_imitated"] for key in records[i].keys]
-    return {**stats, **moved}
+    stats["other_moved"] = moved.other
+    return stats
 
 
 # ---------------------------------------------------------------------------------------------

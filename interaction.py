@@ -59,7 +59,7 @@ def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,
 
 
 def parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out) -> Task:
-    """The task that a generation describes. Raises InvalidTask with the reason to count."""
+    """Return the task that a generation describes. Raises InvalidTask with the reason to count."""
     if rollout.limit:
         raise InvalidTask("truncated")
     if policies[0].has_control_tokens(rollout.response):
@@ -86,7 +86,7 @@ def check_task(world, task, seed_task, held_out, *tokenizers):
         raise InvalidTask("copy of the seed")
     if keys & held_out:
         raise InvalidTask("held-out task")
-    # such a text could close the user's turn and go on as the assistant
+    # such a text could close the user's turn and continue as the assistant
     if any(special_token_in(task, tokenizer) for tokenizer in tokenizers):
         raise InvalidTask("special tokens")
     leak = world.leaks(task)
@@ -95,8 +95,8 @@ def check_task(world, task, seed_task, held_out, *tokenizers):
 
 
 def read_teacher(world, path, held_out=frozenset()) -> list:
-    """Tasks of a teacher's file: JSONL, the field "text" in the form the simulator would write. No
-    path: [].
+    """Read the tasks of a teacher's file: JSONL, with the field "text" in the form the simulator
+    would write. No path: [].
 
     Raises UserError naming the line that is not a task of the world, or one that is held out.
     """
@@ -120,64 +120,61 @@ def read_teacher(world, path, held_out=frozenset()) -> list:
 
 
 def play(world, o, policy, adapter, tasks, G, temperature, generator):
-    """G attempts at every task -> (rollouts, texts), in the order of the tasks."""
-    prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
+    """Let the agent attempt every task G times -> (rollouts, texts), in the order of the tasks.
 
-    def sample(max_new_tokens, **turns):
-        return policy.sample(adapter, prompts, G, max_new_tokens, temperature, generator,
-                             max_rows=o.max_rows, **turns)
-
-    if all(world.start(task) is None for task in tasks):
-        return play_answers(o, policy, sample)
-    return play_episodes(world, o, policy, tasks, G, sample)
-
-
-def play_answers(o, policy, sample):
-    """One answer an attempt. sample(max_new_tokens): the rollouts."""
-    rollouts = sample(o.max_response_tokens)
-    texts = [policy.decode(r.response) for r in rollouts]
-    spoilt = [i for i, r in enumerate(rollouts) if policy.has_control_tokens(r.response)]
-    return mark(rollouts, spoilt), texts
-
-
-def play_episodes(world, o, policy, tasks, G, sample):
-    """Turns of the agent and observations of the world, until it says None or a limit is met.
-
-    sample(max_new_tokens, respond=...): the rollouts; it calls `respond` after each turn.
+    A text is the response, decoded. Of an episode it is the list of the agent's turns and the
+    world's observations, a turn first.
     """
-    states = [world.start(task) for task in tasks for _ in range(G)]
-    texts = [[] for _ in states]  # of each rollout: turn, observation, turn, ...
-    spoilt = []
-
-    def respond(i, ids):
-        """ids: what rollout i has just said. Returns the ids of the observation, or None."""
-        turn = policy.decode(ids)
-        texts[i].append(turn)
-        if policy.has_control_tokens(ids):
-            spoilt.append(i)
-            return None
-        observation = world.respond(tasks[i // G], states[i], turn)
-        if observation is None:
-            return None
-        texts[i].append(observation)
-        return policy.encode_observation(observation)
-
-    rollouts = sample(world.max_episode_tokens, respond=respond, max_turns=world.max_turns,
-                      max_turn_tokens=o.max_response_tokens)
-    return mark(rollouts, spoilt), texts
-
-
-def mark(rollouts, spoilt) -> list:
-    """The rollouts, those with control tokens in them as cut. spoilt: their indices."""
+    prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
+    if all(world.start(task) is None for task in tasks):
+        rollouts = policy.sample(adapter, prompts, G, o.max_response_tokens, temperature, generator,
+                                 max_rows=o.max_rows)
+        texts = [policy.decode(r.response) for r in rollouts]
+        spoilt = [i for i, r in enumerate(rollouts) if policy.has_control_tokens(r.response)]
+    else:
+        episodes = Episodes(world, policy, tasks, G)
+        rollouts = policy.sample(adapter, prompts, G, world.max_episode_tokens, temperature,
+                                 generator, max_rows=o.max_rows, respond=episodes.respond,
+                                 max_turns=world.max_turns, max_turn_tokens=o.max_response_tokens)
+        texts, spoilt = episodes.texts, episodes.spoilt
     for i in spoilt:
         rollouts[i] = replace(rollouts[i], limit="special tokens")
-    return rollouts
+    return rollouts, texts
+
+
+class Episodes:
+    """The world's side of G episodes for each task.
+
+    texts: of each rollout turn, observation, turn, ...; spoilt: the rollouts in which the policy
+    drew a control token.
+    """
+
+    def __init__(self, world, policy, tasks, G):
+        self.world, self.policy = world, policy
+        self.tasks = [task for task in tasks for _ in range(G)]  # of each rollout
+        self.states = [world.start(task) for task in self.tasks]
+        self.texts = [[] for _ in self.tasks]
+        self.spoilt = []
+
+    def respond(self, i, ids):
+        """Return the ids of the observation after a turn of rollout i, None if the episode is
+        over. ids: those of the turn."""
+        turn = self.policy.decode(ids)
+        self.texts[i].append(turn)
+        if self.policy.has_control_tokens(ids):
+            self.spoilt.append(i)
+            return None
+        observation = self.world.respond(self.tasks[i], self.states[i], turn)
+        if observation is None:
+            return None
+        self.texts[i].append(observation)
+        return self.policy.encode_observation(observation)
 
 
 def attempt_score(world, task, rollout, text):
-    """Eq. 1, well-formedness, and the reward with partial credit, of one attempt of `play`. What
-    ran into a limit earns nothing."""
-    # of an episode the agent's turns
+    """Score one attempt of `play`: return its reward (Eq. 1), whether it is well-formed, and the
+    reward with partial credit. What ran into a limit earns nothing."""
+    # of an episode only the agent's turns
     response = text if isinstance(text, str) else text[::2]
     reward, valid = world.score(task, response)
     checked(world.score, reward, 0, 1)
@@ -187,7 +184,7 @@ def attempt_score(world, task, rollout, text):
 
 
 def transcript(rollout, text) -> str:
-    """An attempt as a person reads it: the response, or `> turn` and observation line by line."""
+    """Write an attempt for a person: the response, or `> turn` and observation line by line."""
     if isinstance(text, str):
         return text
     lines = list(text)

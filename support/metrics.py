@@ -14,8 +14,10 @@ measure is null in its record; validation alone is repeated until it is measured
 import math
 from collections import Counter
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import numpy as np
+import torch
 
 import curriculum
 from data_pool import task_id
@@ -262,17 +264,16 @@ def samples(run, n=8) -> list:
 @contextmanager
 def movement(adapters: dict, adapter):
     """Within, `adapter` may move and no other of the {name: its parameters} may; "": nothing is
-    watched. Yields a dictionary that is filled at the end: other_moved, whether a bit of another
-    one has changed."""
-    import torch  # here and not above: pages and comparisons are made without it
+    watched. Yields an object with `other`: at the end, whether a bit of another one has
+    changed."""
     rest = [p for name, params in adapters.items() if adapter not in ("", name) for p in params]
 
     def bits():  # as whole numbers: a NaN is not itself
         return [p.detach().view(torch.int32) for p in rest]
 
-    before, result = [p.clone() for p in bits()], {}
-    yield result
-    result["other_moved"] = not all(map(torch.equal, bits(), before))
+    before, moved = [p.clone() for p in bits()], SimpleNamespace(other=False)
+    yield moved
+    moved.other = not all(map(torch.equal, bits(), before))
 
 
 @contextmanager
@@ -282,7 +283,6 @@ def peak_memory(peaks: dict, phase: str):
 
     Raises UserError, naming the phase and what to lower, where the GPU runs out of memory.
     """
-    import torch
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
     option = "--token-budget" if "update" in phase else "--max-rows"

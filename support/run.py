@@ -76,8 +76,7 @@ class Run:
     @contextmanager
     def phase(self, name, adapter=""):
         """`with run.phase("agent update (GRPO)", "agent") as moved`: record the phase's peak
-        memory, and in `moved` whether an adapter other than the given one changed: {"other_moved":
-        bool}, filled at the end. It goes into the epoch's statistics, and health.py warns of it."""
+        memory, and at the end in `moved.other` whether an adapter other than the given one changed. It goes into the epoch's statistics, and health.py warns of it."""
         with measure.peak_memory(self.peaks, name), measure.movement(self.params, adapter) as moved:
             yield moved
 

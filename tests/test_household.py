@@ -221,7 +221,7 @@ def test_play_scores_what_happened():
     one, two = list(h.plan(TASK)), list(h.plan(other))
     replies = [one, two, two, one]
     speaker, tasks = Speaker(replies), [TASK, TASK, other, other]
-    rollouts, texts = play(WORLD, OPTIONS, speaker, "agent", tasks[1:3], 2, 1.0, None, 8)
+    rollouts, texts = play(WORLD, OPTIONS, speaker, "agent", tasks[1:3], 2, 1.0, None)
     scores = [attempt_score(WORLD, *attempt)[:2] for attempt in zip(tasks, rollouts, texts)]
     assert scores == [(1.0, True), (0.0, True), (1.0, True), (0.0, True)]
     assert texts[0][::2] == one and texts[2][::2] == two
