@@ -11,7 +11,7 @@ import pytest
 from data_pool import Task, read_jsonl
 from helpers import Speaker, raised, tiny_lm
 import genenv
-from policy import Policy
+from policy import Policy, Rollout
 from worlds import InvalidTask, NO_SEED, household as h
 from interaction import attempt_score, play, transcript
 from worlds.tiny_model import word_tokenizer
@@ -177,15 +177,15 @@ def test_task_sets_miss_no_rung():
 
 def test_what_the_base_model_is_shown_is_not_held_out(monkeypatch):
     """Pretraining would show validation tasks, or what is not a task."""
-    rng, drawn, draw = random.Random(0), [], h.draw
+    rng, drawn, random_task = random.Random(0), [], h.random_task
     for task in WORLD.base_tasks()[:100]:
         new = WORLD.parse_task(h.vary(task, rng).text, task, 1)
         assert h.key_of(new) not in h.held_out_keys()
 
     def draw_and_keep(*arguments):
-        drawn.append(draw(*arguments))
+        drawn.append(random_task(*arguments))
         return drawn[-1]
-    monkeypatch.setattr(h, "draw", draw_and_keep)
+    monkeypatch.setattr(h, "random_task", draw_and_keep)
     while len(drawn) < 300:
         WORLD.pairs(rng, 20)
     assert not h.held_out_keys() & {h.key_of(task) for task in drawn}
@@ -216,7 +216,7 @@ def test_the_agent_does_not_see_what_lies_in_closed_receptacles():
 
 
 def test_play_scores_what_happened():
-    """An episode would act in another task's household, or the score would be another's."""
+    """Otherwise an episode would act in another task's household, or earn another's score."""
     other = h.solved("put egg in table . table . sink . egg in sink .")
     one, two = list(h.plan(TASK)), list(h.plan(other))
     replies = [one, two, two, one]
@@ -225,7 +225,17 @@ def test_play_scores_what_happened():
     scores = [attempt_score(WORLD, *attempt)[:2] for attempt in zip(tasks, rollouts, texts)]
     assert scores == [(1.0, True), (0.0, True), (1.0, True), (0.0, True)]
     assert texts[0][::2] == one and texts[2][::2] == two
+    # the second attempt is at the first task, where nothing is in the sink
+    assert texts[1][:2] == ["go to sink", "you see nothing ."]
     assert transcript(rollouts[0], texts[0]).startswith("> go to counter\nyou see mug plate .\n")
+
+
+def test_an_attempt_out_of_turns_earns_nothing_and_may_be_well_formed():
+    """Otherwise it would be counted as cut off, and its task as one that cannot be evaluated."""
+    text = ["go to counter", "you see mug plate ."]
+    scores = [attempt_score(WORLD, TASK, Rollout(0, [], [], limit=limit), text)
+              for limit in ("too many turns", "too many tokens")]
+    assert scores == [(0.0, True, 0.0), (0.0, False, 0.0)]
 
 
 def test_a_control_token_in_a_turn_earns_nothing():

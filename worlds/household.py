@@ -105,7 +105,8 @@ def act(facts, verb, thing, place):
         return None
     if verb == "open" and not is_open:
         return facts - {("closed", place)}
-    if verb == "take" and is_open and ("in", thing, place) in facts and not the_one(facts, "hand"):
+    is_there = ("in", thing, place) in facts
+    if verb == "take" and is_open and is_there and not value_of(facts, "hand"):
         return facts - {("in", thing, place)} | {("hand", thing)}
     if verb == "put" and is_open and is_held:
         return facts - {("hand", thing)} | {("in", thing, place)}
@@ -114,10 +115,13 @@ def act(facts, verb, thing, place):
     return None
 
 
-def the_one(facts, kind) -> str:
-    """Of the kind "hand" the object in the agent's hand, of "at" the place where it is; "" for
+def value_of(facts, kind) -> str:
+    """Return the object in the agent's hand ("hand") or the place where it is ("at"); "" for
     none."""
-    return next((fact[1] for fact in facts if fact[0] == kind), "")
+    for fact in facts:
+        if fact[0] == kind:
+            return fact[1]
+    return ""
 
 
 def reached(spec, facts) -> bool:
@@ -168,7 +172,7 @@ def respond(task, state: dict, text):
     if state["idle"] and verb != "look":
         return "nothing happens ."
     if verb in ("go", "open", "look"):
-        return seen(facts, the_one(facts, "at"))
+        return seen(facts, value_of(facts, "at"))
     return f"you {verb} {thing} ."
 
 
@@ -199,26 +203,26 @@ def _plan(text):
 
 
 def useful(spec, facts):
-    """Commands that a shortest plan may contain: it touches the goal's objects and their places."""
-    at, held, target = the_one(facts, "at"), the_one(facts, "hand"), spec["target"]
-    places = {fact[1]: fact[2] for fact in facts if fact[0] == "in"}  # of the objects
-    # treatments that are still to be done, and objects that are still to be fetched
-    lacking = [(how, thing) for how, thing in spec["goal"] if how and (how, thing) not in facts]
-    wanted = [thing for how, thing in spec["goal"] if thing != held
-              and (places[thing] != target or (how, thing) in lacking)]
-    treatments = [TREATMENTS[how] for how, thing in lacking if thing == held]
-    if held:
-        aims = [place for _, place in treatments] or [target]
-    else:
-        aims = [places[thing] for thing in wanted]
+    """Yield the commands that a shortest plan may contain: it touches only the goal's objects, and
+    visits only the places where these were, where they are treated, and the target."""
+    things = [thing for _, thing in spec["goal"]]
+    treatments = [TREATMENTS[how] for how, _ in spec["goal"] if how]
+    source = {thing: place for place, _, held in spec["house"] for thing in held}
+    places = [source[thing] for thing in things]
+    places += [place for _, place in treatments]
+    places.append(spec["target"])
     names = [name for name, _, _ in spec["house"]]
-    yield from (("go", "", place) for place in aims if place in names)
-    if at:
-        yield "open", "", at
-        yield from (("take", thing, at) for thing in wanted)
-        yield from ((verb, held, at) for verb, _ in treatments)
-        if at == target:
-            yield "put", held, at
+    for place in places:
+        if place in names:
+            yield "go", "", place
+    at = value_of(facts, "at")
+    yield "open", "", at
+    for thing in things:
+        yield "take", thing, at
+        yield from ((verb, thing, at) for verb, _ in treatments)
+        # nowhere else: the agent carries one object at a time
+        if at == spec["target"]:
+            yield "put", thing, at
 
 
 # ---------------------------------------------------------------------------------------------
@@ -239,19 +243,30 @@ def household(spec, closed_seen=True) -> str:
     return " . ".join(parts) + " ."
 
 
-HOW = rf"(?:({'|'.join(TREATMENTS)}) )?"
 THING, PLACE, CLOSED = map("|".join, (OBJECTS, RECEPTACLES, CLOSABLE))
-GOAL = rf"put {HOW}({THING})(?: and {HOW}({THING}))? in ({PLACE})"
 PART = rf"({PLACE})|({CLOSED}) closed|({THING}) in ({PLACE})"
 
 
-def read_household(text) -> dict:
-    """Text -> spec. Raises InvalidTask unless it is a consistent household."""
+def goal_form(hows) -> str:
+    """Return the pattern of a goal, in which one of `hows` may precede an object."""
+    how = rf"(?:({'|'.join(hows)}) )?"
+    return rf"put {how}({THING})(?: and {how}({THING}))? in ({PLACE})"
+
+
+GOAL = goal_form(TREATMENTS)
+
+
+def read_household(text, goal_pattern=GOAL, copies=1) -> dict:
+    """Return the spec that a text describes. Raises InvalidTask unless it is a consistent
+    household.
+
+    copies: how often an object may be there.
+    """
     if len(text) > MAX_CHARS:
         raise InvalidTask("too large")
     words = re.findall(r"[a-z]+|[^a-z\s]", text.lower())
     goal_text, *part_texts = " ".join(words).removesuffix(" .").split(" . ")
-    goal = re.fullmatch(GOAL, goal_text)
+    goal = re.fullmatch(goal_pattern, goal_text)
     parts = [re.fullmatch(PART, part) for part in part_texts]
     if goal is None or None in parts:
         raise InvalidTask("malformed")
@@ -269,20 +284,23 @@ def read_household(text) -> dict:
     if goal[4]:
         pairs.append([goal[3] or "", goal[4]])
     spec = {"goal": pairs, "target": goal[5], "house": house}
-    check_household(spec)
+    check_household(spec, copies)
     return spec
 
 
-def check_household(spec):
-    """Raises InvalidTask for what there cannot be."""
+def check_household(spec, copies=1):
+    """Raise InvalidTask for a household that cannot be."""
     names = [name for name, _, _ in spec["house"]]
     things = [thing for _, _, held in spec["house"] for thing in held]
     wanted = [thing for _, thing in spec["goal"]]
     if len(names) > MAX_RECEPTACLES or len(things) > MAX_OBJECTS:
         raise InvalidTask("too large")
-    # each thing and each place is there once, and the goal speaks of what is there
-    is_twice = any(len(set(group)) < len(group) for group in (names, things, wanted))
-    if is_twice or spec["target"] not in names or not set(wanted) <= set(things):
+    # each place is there once, and the goal names each object once, which has to be there
+    is_twice = any(len(set(group)) < len(group) for group in (names, wanted))
+    is_too_often = any(things.count(thing) > copies for thing in things)
+    if is_twice or is_too_often:
+        raise InvalidTask("inconsistent")
+    if spec["target"] not in names or not set(wanted) <= set(things):
         raise InvalidTask("inconsistent")
 
 
@@ -367,7 +385,7 @@ def random_spec(rng, rung, extra) -> dict:
     goal = [[how, things[0]], ["", things[1]]][:number]
     # a lid on the target or on what holds the first object, if it can be closed: always on that
     # rung, at times on the harder ones
-    lid = rung == "closed" or rung not in BASE_RUNGS and rng.random() < 0.25
+    lid = rung == "closed" or (rung not in BASE_RUNGS and rng.random() < 0.25)
     closable = sorted({target, source[0]} & set(CLOSABLE))
     shut = rng.choice(closable) if lid and closable else ""
     house = []
@@ -378,8 +396,8 @@ def random_spec(rng, rung, extra) -> dict:
     return {"goal": goal, "target": target, "house": house}
 
 
-def draw(rng, rung, extra, origin, taken):
-    """A solvable task of exactly that rung whose key is not taken."""
+def random_task(rng, rung, extra, origin, taken):
+    """Return a solvable task of exactly that rung whose key is not taken."""
     while True:
         spec = random_spec(rng, rung, rng.choice(extra))
         with suppress(InvalidTask):
@@ -395,7 +413,7 @@ def held_out() -> dict:
     for rung in RUNGS:
         for split in splits.values():
             for _ in range(PER_RUNG):
-                split.append(draw(rng, rung, (2, 3), "validation", taken))
+                split.append(random_task(rng, rung, (2, 3), "validation", taken))
                 taken.add(key_of(split[-1]))
     return splits
 
@@ -410,24 +428,22 @@ def held_out_keys() -> frozenset:
 
 
 def expert(task):
-    """The plan of one who does not see into closed receptacles: they are opened in their order."""
-    commands, looked = [], set()
+    """Return the plan of one who does not see into closed receptacles: they are opened in their
+    order."""
     shut = [place for place, closed, _ in task.spec["house"] if closed]
-    for command in plan(task):
-        commands.append(command)
-        verb, _, place = read_command(command)
+    steps = [read_command(command) for command in plan(task)]
+    sources = [place for verb, _, place in steps if verb == "take"]
+    commands, looked = [], set()
+    for command, (verb, _, place) in zip(plan(task), steps):
+        # before fetching something out of one he looks into those before it
+        if verb == "go" and place in shut and place in sources:
+            for other in shut[:shut.index(place)]:
+                if other not in looked:
+                    commands += [f"go to {other}", f"open {other}"]
+                    looked.add(other)
         if verb == "open":
             looked.add(place)
-        if verb != "take" or place not in shut:
-            continue
-        # before going there he looks into those that stand before it
-        search = []
-        for other in shut[:shut.index(place)]:
-            if other not in looked:
-                search += [f"go to {other}", f"open {other}"]
-                looked.add(other)
-        first = commands.index(f"go to {place}")
-        commands[first:first] = search
+        commands.append(command)
     return commands
 
 
@@ -522,14 +538,17 @@ class World(TinyWorld):
                     max_response_tokens=8, max_prompt_tokens=128, val_every=4, base_share=0.5)
     max_turns, max_episode_tokens = MAX_TURNS, MAX_TOKENS
     category_name, length_unit = "hardest part of the goal", "turns"
-    start, respond = staticmethod(start), staticmethod(respond)
-    same_task_key, skills, category = map(staticmethod, (key_of, kinds_of, rung_of))
+    start = staticmethod(start)
+    respond = staticmethod(respond)
+    same_task_key = staticmethod(key_of)
+    skills = staticmethod(kinds_of)
+    category = staticmethod(rung_of)
 
     def base_tasks(self):
         """544 households of the two easiest rungs, five receptacles each, none of them held out."""
         rng, tasks, taken = random.Random(SEED + 1), [], set(held_out_keys())
         while len(tasks) < N_BASE:
-            tasks.append(draw(rng, rng.choice(BASE_RUNGS), (2,), "base", taken))
+            tasks.append(random_task(rng, rng.choice(BASE_RUNGS), (2,), "base", taken))
             taken.add(key_of(tasks[-1]))
         return tasks
 
@@ -593,7 +612,7 @@ class World(TinyWorld):
         """
         role = rng.choice(("env", "env", "one", "one", "two"))
         rungs = {"env": RUNGS, "one": RUNGS[:-2], "two": RUNGS[-2:]}[role]
-        tasks = [draw(rng, rng.choice(rungs), (2, 3), "demo", held_out_keys()) for _ in range(n)]
+        tasks = [random_task(rng, rng.choice(rungs), (2, 3), "demo", held_out_keys()) for _ in range(n)]
         if role != "env":
             return [self.demonstrate(task, rng) for task in tasks]
         pairs = []
