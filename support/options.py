@@ -109,10 +109,8 @@ PRESETS = {  # only what differs from the defaults, those of the world included
                      max_response_tokens=96, max_task_tokens=160, agent_lr=5e-4, env_lr=5e-4,
                      env_batch=16, token_budget=1024),
     # Computed, not run: any world that a chat model plays, on a card of 8 and of 16 GB, in bf16.
-    # With prompts of 4,096 tokens, responses of 512 and tasks of 768 the estimate is 6.5 and 9.1
-    # GB. A T4 (16 GB) has no bf16, so it computes in fp32: there the second needs 15.0 GB, which
-    # hardly fits; with the limits of tool_calls (prompts of 2,048, responses of 256) 11.8, and the
-    # first 7.8 GB.
+    # Updates need 3.8 and 7.5 GB; rollouts take what is left. A T4 (16 GB) has no bf16, so it
+    # computes in fp32, where updates need 5.7 and 11.7 GB.
     "1.5b-8gb": dict(model="Qwen/Qwen2.5-1.5B-Instruct", quant="nf4", agent_lr=1e-4, env_lr=1e-4,
                      token_budget=4096),
     "3b-16gb": dict(model="Qwen/Qwen2.5-3B-Instruct", quant="nf4", agent_lr=1e-4, env_lr=1e-4,
