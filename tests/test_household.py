@@ -242,7 +242,7 @@ def test_a_control_token_in_a_turn_earns_nothing():
     """No text shows it: GRPO would reinforce it."""
     plan = list(h.plan(TASK))
     speaker = Speaker([plan], spoilt=plan[-1:])
-    [rollout], [text] = play(WORLD, OPTIONS, speaker, "agent", [TASK], 1, 1.0, None, 8)
+    [rollout], [text] = play(WORLD, OPTIONS, speaker, "agent", [TASK], 1, 1.0, None)
     assert attempt_score(WORLD, TASK, rollout, text) == (0.0, False, 0.0)
 
 
