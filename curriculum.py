@@ -60,7 +60,7 @@ SUCCESS = 0.5  # the lowest reward that counts as a success; the paper gives no 
 
 
 def success_rate(rewards) -> float:
-    """Eq. 2: the fraction of n attempts that succeeded. rewards: n numbers in [0, 1].
+    """Return the fraction of n attempts that succeeded, Eq. 2. rewards: n numbers in [0, 1].
 
     A structured answer earns 0 or 1. A free-form one earns its similarity, and is a success if that
     is at least SUCCESS. Raises ZeroDivisionError if n = 0.
@@ -69,7 +69,7 @@ def success_rate(rewards) -> float:
 
 
 def in_band(p_hat: float, alpha: float, k_min: float) -> bool:
-    """The filter: the environment learns only from |p_hat - alpha| <= k_min (edges included).
+    """Return whether the environment learns from a task: |p_hat - alpha| <= k_min, edges included.
 
     p_hat moves in steps of 1/G: at alpha = 0.5, k_min = 0.1 with G = 8 keeps only exactly 4/8.
     """
@@ -82,7 +82,7 @@ def in_band(p_hat: float, alpha: float, k_min: float) -> bool:
 
 
 def reward_bell(p_hat, alpha, beta):
-    """Eq. 3, the paper's: 1 at the target, falling off like a Gaussian."""
+    """Return R_env of Eq. 3, as in the paper: 1 at the target, falling off like a Gaussian."""
     return math.exp(-beta * (p_hat - alpha) ** 2)  # Eq. 3: R_env
 
 
@@ -97,13 +97,13 @@ def reward_bell(p_hat, alpha, beta):
 
 
 def agent_reward_plain(e):
-    """Eq. 1; a response that never ended earns nothing."""
+    """Return the reward of Eq. 1; a response that never ended earns nothing."""
     return 0.0 if e.truncated else e.reward
 
 
 def agent_reward_graded(e):
-    """Partial credit, so that attempts which all fail may still differ. In tool_calls it is that of
-    Tool-R0 (arXiv 2602.21320); a world without `graded` gives Eq. 1."""
+    """Give partial credit, so that attempts which all fail may still differ. In tool_calls it is
+    that of Tool-R0 (arXiv 2602.21320); a world without `graded` gives Eq. 1."""
     return 0.0 if e.truncated else e.graded
 
 
@@ -113,32 +113,32 @@ def agent_reward_graded(e):
 
 
 def alpha_constant(c):
-    """The paper's: alpha throughout."""
+    """Keep alpha throughout, as in the paper."""
     return c.alpha
 
 
 def alpha_linear(c):
-    """A straight line from alpha to alpha_end."""
+    """Follow a straight line from alpha to alpha_end."""
     return c.alpha + (c.alpha_end - c.alpha) * c.progress
 
 
 def alpha_cosine(c):
-    """A half cosine from alpha to alpha_end: slow, fast, slow."""
+    """Follow a half cosine from alpha to alpha_end: slow, fast, slow."""
     return c.alpha_end + (c.alpha - c.alpha_end) * (1 + math.cos(math.pi * c.progress)) / 2
 
 
 def alpha_step(c):
-    """alpha in the first half of the run, alpha_end in the second."""
+    """Return alpha in the first half of the run, alpha_end in the second."""
     return c.alpha if c.progress < 0.5 else c.alpha_end
 
 
 def alpha_adaptive(c):
-    """Overshoot: alpha + (alpha - last success). An agent that wins too often gets harder tasks."""
+    """Overshoot, alpha + (alpha - last success): an agent that wins too often gets harder tasks."""
     return min(0.95, max(0.05, c.alpha + (c.alpha - c.success)))
 
 
 def alpha_integral(c):
-    """Integral controller: start at alpha / 2, then add 0.3 x (alpha - last success), within [0.05,
+    """Integrate the error: start at alpha / 2, then add 0.3 x (alpha - last success), within [0.05,
     0.95]. Between these limits it rests only where success is --alpha."""
     # start low: p_hat is measured before the update that makes these tasks easier
     start = c.previous if c.epoch > 1 else c.alpha / 2
@@ -148,7 +148,7 @@ def alpha_integral(c):
 
 
 def alpha_balanced(c):
-    """Towards as many new tasks that are never solved as are always solved, whatever rate of
+    """Move towards as many new tasks that are never solved as are always solved, whatever rate of
     success that is. A schedule that follows the mixed groups instead is drawn to ever easier tasks
     (EXPERIMENTS.md)."""
     never, always = c.p_hat_counts[0], c.p_hat_counts[-1]
@@ -164,7 +164,7 @@ def alpha_balanced(c):
 
 
 def seeds_uniform(p_hats, alpha):
-    """Every recent task alike."""
+    """Weigh every recent task alike."""
     return [1.0] * len(p_hats)
 
 

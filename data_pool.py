@@ -9,8 +9,8 @@ folder, and is read back from it when a run is resumed.
 
 Deviations: a task of D_train is rolled out again when it is replayed, so that GRPO stays on-policy;
 traces are kept for people and for export. D_env keeps every valid generation: the filter is applied
-when the simulator is trained, as alpha may have moved. A success rate is stored with the epoch that
-measured it, because it goes stale as the agent learns.
+when the simulator is trained, as alpha may have moved by then. A success rate is stored with the
+epoch that measured it, because it goes stale as the agent learns.
 """
 import hashlib
 import json
@@ -22,7 +22,7 @@ import torch
 
 from errors import UserError, first_line, no_file
 
-# how many epochs a success rate stays usable; it goes stale as the agent learns
+# How many epochs a success rate stays usable.
 FRESH_FOR = 2  # D_train: after that a task cannot be a seed, and prompts call its p_hat "unknown"
 MAX_AGE = 4    # D_env: after that a record is not imitated
 
@@ -42,7 +42,7 @@ class Task:
 
 
 def task_id(spec: dict) -> str:
-    """Sixteen hex digits of the spec's hash; the order of keys does not matter."""
+    """Return sixteen hex digits of the spec's hash; the order of keys does not matter."""
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -54,7 +54,7 @@ class Trace:
     valid: bool      # well-formed and evaluable: the schema holds and the checker ran
     truncated: bool  # ended by a limit, of length or of turns
     tokens: int      # response length, EOS included
-    graded: float = 0.0  # reward with partial credit (World.graded): for agent_reward_graded alone
+    graded: float = 0.0  # reward with partial credit (World.graded), for agent_reward_graded only
 
 
 @dataclass
@@ -87,7 +87,7 @@ class EnvRecord:
                          # same task was written again later in the epoch
 
     def p_hat_of(self, unit: str) -> float:
-        """p_hat (Eq. 2) of one unit of attempts: "task", "seed" or "batch"."""
+        """Return the p_hat (Eq. 2) of one unit of attempts: "task", "seed" or "batch"."""
         by_unit = {"task": self.p_hat, "seed": self.p_hat_seed, "batch": self.p_hat_batch}
         return by_unit[unit]
 
@@ -103,7 +103,8 @@ class TrainPool:
     """
 
     def __init__(self, path, base):
-        """path: its JSONL file, read if it exists. base: tasks that are always there."""
+        """Read the pool from its JSONL file `path`, if that exists. base: tasks that are always in
+        it."""
         self.path, self.base = Path(path), list(base)
         self.tasks = {task.id: task for task in self.base}
         self.p_hat, self.pending = {}, []
@@ -112,8 +113,9 @@ class TrainPool:
                 self._keep(Task(**r["task"]), r["p_hat"], r["epoch"])
 
     def add(self, task, traces, p_hat: float | None, epoch: int = 0):
-        """D_train <- D_train + Valid(E_t). A new task without a valid trace is not kept, unless it
-        has not been tried (p_hat None): a task from before training, as in the static ablation."""
+        """Extend the pool: D_train <- D_train + Valid(E_t). A new task without a valid trace is left
+        out, unless it has not been tried (p_hat None): it is from before training, as in the static
+        ablation."""
         valid = [asdict(trace) for trace in traces if trace.valid]
         if valid or task.id in self.tasks or p_hat is None:
             self._keep(task, p_hat, epoch)
@@ -126,7 +128,8 @@ class TrainPool:
             self.p_hat[task.id] = (p_hat, epoch)
 
     def recent(self, epoch: int) -> list:
-        """(task, p_hat) of all but base tasks, if their p_hat is recent: they may be seed tasks."""
+        """Return (task, p_hat) of all but base tasks whose p_hat is recent: they may be seed
+        tasks."""
         seeds = []
         for i, (p_hat, measured) in self.p_hat.items():
             if self.tasks[i].origin != "base" and epoch - measured <= FRESH_FOR:
@@ -134,12 +137,13 @@ class TrainPool:
         return seeds
 
     def recent_p_hat(self, task, epoch: int) -> float | None:
-        """p_hat of a task; None if it was never measured, or too long ago."""
+        """Return the p_hat of a task, None if it was never measured, or too long ago."""
         p_hat, measured = self.p_hat.get(task.id, (None, 0))
         return p_hat if epoch - measured <= FRESH_FOR else None
 
     def sample(self, n: int, base_share: float, generator) -> list[Task]:
-        """n tasks for the agent: a share of base tasks, the rest from everything kept so far."""
+        """Draw n tasks for the agent: a share of base tasks, the rest from everything kept so
+        far."""
         kept = [t for t in self.tasks.values() if t.origin != "base"]
         from_base = torch.rand(n, generator=generator) < base_share  # (n,)
         picks = []
@@ -159,18 +163,19 @@ class EnvPool:
     """D_env: generations of the simulator with the success rate that each turned out to have."""
 
     def __init__(self, path):
-        """path: its JSONL file, read if it exists."""
+        """Read the pool from its JSONL file `path`, if that exists."""
         self.path, self.pending, self.records = Path(path), [], []
         if self.path.is_file():
             self.records = [EnvRecord(**r) for r in read_jsonl(self.path)]
 
     def add(self, records):
-        """D_env <- D_env + weighted generations: weights are recomputed from their p_hat."""
+        """Extend the pool: D_env <- D_env + weighted generations. Weights follow from their p_hat
+        whenever they are imitated."""
         self.records += records
         self.pending += records
 
     def aged(self, epoch: int) -> list[EnvRecord]:
-        """Records of earlier epochs that are not too old to be imitated."""
+        """Return the records of earlier epochs that are not too old to be imitated."""
         return [r for r in self.records if 0 < epoch - r.epoch <= MAX_AGE]
 
     def save(self):
@@ -180,7 +185,8 @@ class EnvPool:
 
 
 def distinct(records) -> list[EnvRecord]:
-    """The newest record of each task, so that frequently written tasks get no extra weight."""
+    """Return the newest record of each task, so that frequently written tasks get no extra
+    weight."""
     kept, seen = [], set()
     for r in reversed(records):
         if seen.isdisjoint(r.keys):
@@ -194,7 +200,8 @@ def distinct(records) -> list[EnvRecord]:
 
 
 def read_jsonl(path) -> list[dict]:
-    """Every record of a JSONL file. Raises UserError naming the file and the line at fault."""
+    """Return every record of a JSONL file. Raises UserError naming the file and the line at
+    fault."""
     if not Path(path).is_file():
         raise UserError(f"{path}: {no_file(path)}")
     records = []
@@ -205,15 +212,15 @@ def read_jsonl(path) -> list[dict]:
         try:
             record = json.loads(line.decode("utf-8"))
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-            raise UserError(f"{where}: no JSON ({first_line(error)}): correct it") from None
+            raise UserError(f"{where}: not JSON ({first_line(error)}): correct it") from None
         if not isinstance(record, dict):
-            raise UserError(f"{where}: no JSON object, but a {type(record).__name__}")
+            raise UserError(f"{where}: not a JSON object, but a {type(record).__name__}: correct it")
         records.append(record)
     return records
 
 
 def append_jsonl(path, records):
-    """Append records and force them to disk. A kill may leave a part of them: a run that goes on
+    """Append records and force them to disk. A kill may leave a part of them: a run that is resumed
     cuts the file back to its checkpoint (support/checkpoint.py)."""
     with open(path, "ab") as file:
         file.write(b"".join(json.dumps(r).encode() + b"\n" for r in records))

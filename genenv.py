@@ -76,8 +76,8 @@ def train(o: Options, world=None) -> Path:
 
 
 def epoch(run: Run):
-    """One epoch t of Algorithm 1. `steps` times: generate and try tasks (1), train the agent (2a),
-    extend D_train (3a); then once: train the simulator (2b), extend D_env (3b)."""
+    """Make one epoch t of Algorithm 1. `steps` times: generate and try tasks (1), train the agent
+    (2a), extend D_train (3a); then once: train the simulator (2b), extend D_env (3b)."""
     o, state, t = run.o, run.state, run.state.epoch
     alpha = alpha_of(run)  # paper: 0.5 throughout
     # Show the bar only on a terminal; in a log file it would precede the epoch's line.
@@ -155,7 +155,7 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
     """
     o, state, world = run.o, run.state, run.world
     seed_tasks = [world.seed_for(task, run.rng) for task in seed_tasks]
-    # the simulator is told how often a seed task was solved, if that was measured recently
+    # the prompt says how often a seed task was solved, if that was measured recently
     prompts = []
     for task in seed_tasks:
         p_hat = run.train_pool.recent_p_hat(task, state.epoch)
@@ -186,8 +186,9 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
 
 
 def fill_batch(run, tasks) -> list[Task]:
-    """New tasks, then tasks replayed from D_train, so that earlier curricula are kept. Replayed
-    tasks also make up for invalid generations: the batch always has the same size."""
+    """Fill the batch of new tasks with tasks replayed from D_train, so that earlier curricula are
+    kept. Replayed tasks also make up for invalid generations: the batch always has the same
+    size."""
     size = round(run.o.seed_tasks * run.o.variations * (1 + REPLAY))
     return tasks + run.train_pool.sample(size - len(tasks), run.o.base_share, run.rng)
 
@@ -203,7 +204,7 @@ def add_ready_made(run):
 
 
 def draw_ready_made(run) -> list[Task]:
-    """Without a simulator: a batch of ready-made tasks, base tasks among them."""
+    """Draw a batch of ready-made tasks, base tasks among them, where there is no simulator."""
     tasks = list(run.train_pool.tasks.values())
     picks = torch.randperm(len(tasks), generator=run.rng)[:run.o.seed_tasks * run.o.variations]
     return [tasks[i] for i in picks.tolist()]
@@ -213,7 +214,7 @@ def draw_ready_made(run) -> list[Task]:
 
 
 def interact(run, tasks) -> list[Trial]:
-    """G attempts of the agent at every task, scored."""
+    """Let the agent attempt every task G times, and score the attempts."""
     o, state = run.o, run.state
     with run.phase("agent rollouts"):
         rollouts, texts = play(run.world, o, run.policy, "agent", tasks, o.G, o.temperature,
@@ -238,7 +239,7 @@ def trace_of(run, task, rollout, text) -> Trace:
 
 
 def add_attempts(run, trials):
-    """D_train <- D_train + Valid(E_t)."""
+    """Extend D_train by the valid attempts: D_train <- D_train + Valid(E_t)."""
     for trial in trials:
         run.train_pool.add(trial.task, trial.traces, trial.p_hat, run.state.epoch)
 
@@ -247,8 +248,8 @@ def add_attempts(run, trials):
 
 
 def update_agent(run, trials) -> dict:
-    """One GRPO update on a step's trials. Its reward is Eq. 1 unless --agent-reward says otherwise;
-    p_hat always uses Eq. 1."""
+    """Make one GRPO update on a step's trials. Its reward is Eq. 1 unless --agent-reward says
+    otherwise; p_hat always uses Eq. 1."""
     o = run.o
     rollouts = [r for trial in trials for r in trial.rollouts]  # B*G, for B tasks
     rewards = [[curriculum.agent_reward(o.agent_reward, e) for e in trial.traces]

@@ -34,7 +34,7 @@ CHECKED_GROUPS = 2     # groups on which sampler_mismatch compares sampler and s
 
 
 def group_advantages(rewards, scale: str = SCALE):
-    """Advantages within each group: rewards (B, G) -> (B, G).
+    """Return advantages within each group: rewards (B, G) -> (B, G).
 
     Eq. 4 with the group mean as baseline b, which for rewards 0 and 1 is p_hat. scale "std"
     divides by the sample standard deviation (Bessel, G - 1) of the group, "none" does not. With
@@ -53,13 +53,13 @@ def group_advantages(rewards, scale: str = SCALE):
 
 
 def has_signal(rewards):
-    """(B, G) -> (B,) bool: groups whose rewards differ. Not by std, which rounding may keep above
-    0."""
+    """Return which groups have rewards that differ: (B, G) -> (B,) bool. Not by their standard
+    deviation, which rounding may keep above 0."""
     return (rewards.max(dim=1).values - rewards.min(dim=1).values) > 1e-6
 
 
 def token_kl(logp, ref_logp, kind: str = KL_ESTIMATOR):
-    """Per-token estimate of KL(pi || ref) from tokens sampled by pi: (N, R) -> (N, R).
+    """Estimate KL(pi || ref) per token, from tokens sampled by pi: (N, R) -> (N, R).
 
     The only definition of the KL estimators (rwr.py uses it too). As *values* all three estimate
     the KL; as *losses* they differ:
@@ -80,7 +80,7 @@ def token_kl(logp, ref_logp, kind: str = KL_ESTIMATOR):
 
 
 def surrogate(logp, old_logp, advantages, clip: float = CLIP):
-    """Clipped policy-gradient loss per token, (N, R); advantages (N,), one per rollout.
+    """Return the clipped policy-gradient loss per token, (N, R); advantages (N,), one per rollout.
 
     At the first step after sampling the ratio is exactly 1 and the gradient is that of Eq. 4.
     """
@@ -91,7 +91,7 @@ def surrogate(logp, old_logp, advantages, clip: float = CLIP):
 
 
 def aggregate(per_token, mask, tokens: int, rows: int, aggregation: str = AGGREGATION):
-    """Masked per-token values (N, R) -> scalar: this micro-batch's share of the step's mean.
+    """Reduce masked per-token values (N, R) to a scalar: this micro-batch's share of the step's mean.
 
     tokens, rows: response tokens and responses of the *whole step*, not of the micro-batch.
     "token": every token counts alike. "sequence": every response counts alike, whatever its
@@ -107,7 +107,7 @@ def aggregate(per_token, mask, tokens: int, rows: int, aggregation: str = AGGREG
 
 def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, kl_coef, clip=CLIP,
               kl_estimator=KL_ESTIMATOR, aggregation=AGGREGATION):
-    """The GRPO objective of one micro-batch -> (loss, statistics).
+    """Compute the GRPO objective of one micro-batch -> (loss, statistics).
 
     advantages (N,), one per rollout; tokens, rows: see aggregate. Loss and statistics are already
     divided by the step's totals: sum them over micro-batches. Statistics are means per token: kl,
@@ -117,8 +117,8 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, kl_co
     kl_term = token_kl(logp, ref_logp, kl_estimator)           # KL to the initial policy
     per_token = policy_term + kl_coef * kl_term
     if ENTROPY_BONUS:
-        # without all logits: the entropy is -logp on average over sampled tokens, and this its
-        # gradient
+        # The full logits are not kept. In expectation over sampled tokens this term has the
+        # gradient of the entropy.
         per_token = per_token + ENTROPY_BONUS * logp.detach() * logp
     loss = aggregate(per_token, mask, tokens, rows, aggregation)
     clipped = ((logp - old_logp).exp() - 1).abs() > clip
@@ -202,8 +202,8 @@ def plan_steps(B, G, size, generator) -> list:
 
 
 def response_logps(policy, rollouts, o) -> list:
-    """Log-probs without gradient: for each rollout a tensor (R,), 0 at tokens that were read, not
-    sampled. Same code as in training and, for the same rollouts, the same micro-batches.
+    """Score rollouts without gradient: for each a tensor (R,), 0 at tokens that were read, not
+    sampled. The code is that of training and, for the same rollouts, so are the micro-batches.
     """
     out = [None] * len(rollouts)
     with torch.no_grad():
@@ -215,7 +215,7 @@ def response_logps(policy, rollouts, o) -> list:
 
 
 def sampler_mismatch(policy, rollouts, o) -> dict:
-    """|log-prob of the sampler - of the scorer| over sampled tokens, mean and max, in nats.
+    """Return |log-prob of the sampler - of the scorer| over sampled tokens, mean and max, in nats.
 
     Both compute the same policy, by different code: a large value means that one is wrong.
     """
@@ -229,10 +229,10 @@ def sampler_mismatch(policy, rollouts, o) -> dict:
 
 
 def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
-    """One optimiser step over all micro-batches of `rollouts`.
+    """Take one optimiser step over all micro-batches of `rollouts`.
 
     advantages: one per rollout; ref, old: log-probs as `response_logps` gives them. If old is None,
-    this step's own log-probs, detached, take its place. Returns the step's statistics, None if it
+    this step's own log-probs, detached, are used instead. Returns the step's statistics, None if it
     was not finite and therefore skipped.
     """
     # one denominator for the whole step: micro-batches must not change what is optimised
@@ -274,5 +274,5 @@ def finite_step(params, optimizer, loss):
 
 
 def pad_rows(rows):
-    """List of (R_i,) tensors -> (N, R), zero-padded."""
+    """Pad a list of (R_i,) tensors with zeros -> (N, R)."""
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

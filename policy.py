@@ -44,7 +44,7 @@ from model.packing import by_group, pack
 @dataclass
 class Rollout:
     """A response to a prompt. Token ids are kept: sampled text is never tokenised again."""
-    group: int                # rollouts of one group stand together and share their prompt
+    group: int                # rollouts of one group are neighbours and share their prompt
     prompt: list[int]         # (P,) ids
     response: list[int]       # (R,) ids, the terminal EOS included unless a length limit cut it
     logps: list[float] = ()   # (R,) log-probs at the sampling temperature; empty if not sampled
@@ -53,12 +53,12 @@ class Rollout:
 
     @property
     def tokens(self) -> int:
-        """How many tokens the policy drew: those that are trained on."""
+        """Count the tokens that the policy drew: those that are trained on."""
         return sum(self.drawn) if self.drawn else len(self.response)
 
 
 def token_logprobs(hidden, head, target, temperature: float):
-    """log pi(target) from hidden states, without ever holding many logits.
+    """Return log pi(target) from hidden states, without ever holding many logits.
 
     hidden (M, D), target (M,) -> (M,) fp32. Temperature divides the logits exactly as in sampling,
     otherwise the policy scored would not be the policy that acted. Differentiable.
@@ -84,15 +84,15 @@ def token_logprobs(hidden, head, target, temperature: float):
 class Policy(Chat):
     """A frozen causal language model with named LoRA adapters, and its text (model/chat.py).
 
-    active: name of the adapter in force, None for the bare base (= the reference policy).
+    active: name of the active adapter, None for the bare base (= the reference policy).
     params: {adapter: its parameters}, gathered once by name. Optimisers are built from these lists
     and never from requires_grad, which PEFT flips whenever adapters are switched.
     """
 
     def __init__(self, model, tokenizer, adapters=("agent", "env"), rank=16, seed=0,
                  adapter_folder=None, chat_template_kwargs=None):
-        """model: a transformers causal LM; the rest as in `load`. Adapters start with B = 0, so
-        that pi equals the reference. Raises UserError if no token ends a response."""
+        """Wrap a transformers causal LM; the rest as in `load`. Adapters start with B = 0, so that
+        pi equals the reference. Raises UserError if no token ends a response."""
         self.active = None
         self.source = ""  # the folder or hub name that it was loaded from
         self.tokens_drawn = self.slot_steps = 0  # of all rollouts: tokens, and room for tokens
@@ -136,7 +136,7 @@ class Policy(Chat):
     # ---- adapters
 
     def _activate(self, adapter):
-        """Put one adapter (or none) in force and keep every adapter's gradients switched on."""
+        """Activate one adapter (or none) and keep every adapter's gradients switched on."""
         if self.params:
             if adapter is None:
                 self.model.base_model.disable_adapter_layers()
@@ -151,7 +151,8 @@ class Policy(Chat):
 
     @contextmanager
     def use(self, adapter):
-        """`with policy.use("agent")`: that adapter inside, the former one after, errors or not.
+        """Use an adapter within `with policy.use("agent")`, and the former one after it, errors or
+        not.
 
         A backward pass belongs inside too: gradient checkpointing runs the forward again.
         """
@@ -166,7 +167,7 @@ class Policy(Chat):
 
     @contextmanager
     def _cast_once(self, adapter):
-        """Inside, the adapter's weights lie ready in the dtype of the activations.
+        """Inside, keep the adapter's weights ready in the dtype of the activations.
 
         For decoding, which calls each layer once per token. The copies pass no gradient and miss
         the optimiser's steps, so they are dropped at the end.
@@ -196,8 +197,9 @@ class Policy(Chat):
                 note_base(folder, self.params, self.source)
 
     def as_drawn(self, prompt, response) -> Rollout:
-        """A prompt and a response as if this policy had drawn it; of an episode, a list of turns
-        and observations in turn, the turns alone count as drawn."""
+        """Make a Rollout of a prompt and a response, as if this policy had drawn it. response: a
+        text, or for an episode the list of turns and observations, of which only turns count as
+        drawn."""
         texts = [response] if isinstance(response, str) else response
         ids = self.encode_answer(prompt, texts[0]) + self.end_of_turn
         drawn = [True for _ in ids]
@@ -212,7 +214,7 @@ class Policy(Chat):
         return Rollout(0, self.encode(prompt), ids, drawn=drawn)
 
     def generator(self, seed: int):
-        """An explicit random generator on the device of the model."""
+        """Return an explicit random generator on the device of the model."""
         return torch.Generator(device=self.device).manual_seed(seed)
 
     # ---- log-probabilities of given responses
@@ -238,7 +240,7 @@ class Policy(Chat):
         return out, mask
 
     def logprobs(self, rollouts, temperature: float = 1.0, grad_checkpoint=None):
-        """Log-probs of N rollouts under the active adapter, the prompt of a group encoded once.
+        """Score N rollouts under the active adapter; the prompt of a group is encoded once.
 
         Returns logp (N, R) fp32, zero where no token was drawn, and mask (N, R) bool, True where
         one was. Differentiable; grad_checkpoint: compute each layer again in the backward pass
@@ -262,8 +264,9 @@ class Policy(Chat):
         return out, mask.index_put((x.rows, x.cols), mask.new_ones(()))
 
     def _hidden(self, ids, grad_checkpoint, **where):
-        """Last hidden states (B, L, D). A block is checkpointed only while it is in train mode. We
-        set this flag on the block alone, and reset it: in train mode a block drops the KV cache."""
+        """Return the last hidden states (B, L, D). A block is checkpointed only while it is in train
+        mode. We set this flag on the blocks only, and reset it: in train mode a block drops the KV
+        cache."""
         for block in self.blocks:
             block.training = grad_checkpoint and torch.is_grad_enabled()
         try:
@@ -277,7 +280,7 @@ class Policy(Chat):
     @torch.no_grad()
     def sample(self, adapter, prompts, G=1, max_new_tokens=64, temperature=1.0, generator=None,
                max_rows=256, respond=None, max_turns=1, max_turn_tokens=64) -> list[Rollout]:
-        """G responses to each prompt, in prompt order: rollout i belongs to prompts[i // G].
+        """Draw G responses to each prompt, in prompt order: rollout i belongs to prompts[i // G].
 
         prompts: list of id lists. adapter: a name, or None for the base. temperature 0 is greedy.
         max_rows bounds the rollouts that run at once, and so does the memory (model/memory.py); but

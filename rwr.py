@@ -44,7 +44,7 @@ KL_CAP = 0.5
 
 
 def rwr_weights(r_env, lam: float):
-    """R_env (n,) of n records -> their weights (n,): proportional to exp(lam * R_env), mean one.
+    """Return the weights of n records, R_env (n,) -> (n,): proportional to exp(lam * R_env), mean 1.
 
     The maximum is subtracted first, so no lam overflows; mean one keeps the meaning of the learning
     rate the same for every lam.
@@ -54,17 +54,17 @@ def rwr_weights(r_env, lam: float):
 
 
 def effective_sample_size(weights) -> float:
-    """(sum w)^2 / sum w^2: how many equally weighted records would count as much as these."""
+    """Return (sum w)^2 / sum w^2: how many equally weighted records would count as much as these."""
     return float(weights.sum() ** 2 / (weights ** 2).sum())
 
 
 def weight_ratio(weights) -> float:
-    """Largest weight over smallest: 1 if R_env does not tell records apart."""
+    """Return the largest weight over the smallest: 1 if R_env does not tell records apart."""
     return float(weights.max() / weights.min().clamp(min=1e-12))
 
 
 def whole_passes(n: int, passes: int, batch: int, generator) -> list:
-    """Mini-batches of `passes` passes over n shuffled records: lists of at least `batch` indices.
+    """Plan `passes` passes over n shuffled records: mini-batches of at least `batch` indices.
 
     An AdamW step on three records moves the simulator as far as one on three hundred, so the number
     of steps follows from the number of records. If all passes together hold fewer than `batch`
@@ -77,8 +77,8 @@ def whole_passes(n: int, passes: int, batch: int, generator) -> list:
 
 
 def draw_kl_sample(texts, generator) -> list:
-    """All texts written for KL_SEEDS random seed tasks. texts: Rollouts of an epoch; those written
-    for one seed task in one step share a group number."""
+    """Draw all texts written for KL_SEEDS random seed tasks. texts: Rollouts of an epoch; those
+    written for one seed task in one step share a group number."""
     groups = list(dict.fromkeys(r.group for r in texts))
     order = torch.randperm(len(groups), generator=generator)[:KL_SEEDS].tolist()
     drawn = {groups[i] for i in order}
@@ -120,7 +120,7 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
         return stats
     kl_sample, _ = by_prompt(kl_sample)  # a long prompt is encoded once; the order does not matter
     records = [Rollout(i, r.prompt, r.response) for i, r in enumerate([*fresh, *old])]
-    # never train on old records alone
+    # never train on old records only
     batches = []
     if fresh:
         batches = whole_passes(len(records), o.env_passes, o.env_batch, generator)
@@ -136,8 +136,8 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
         for batch in batches:
             # for undoing this step, should it cross the cap
             saved = _snapshot(policy.params[adapter], optimizer)
-            # the penalty of a step is on as many texts as it imitates records, so that it costs as
-            # much; other ones in each step
+            # the penalty is on as many texts as the step imitates records, and so costs as much;
+            # each step draws its own
             size = len(batch) if o.env_kl else 0
             part = sorted(torch.randperm(len(kl_sample), generator=generator)[:size].tolist())
             loss, finite = rwr_step(
@@ -160,7 +160,7 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
 
 
 def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initial=()):
-    """One optimiser step on weighted imitation of records and the KL penalty on kl_texts.
+    """Take one optimiser step on weighted imitation of records and the KL penalty on kl_texts.
 
     records: n Rollouts, weights (n,): theirs; kl_texts: Rollouts of the KL sample, initial: their
     log-probs under the initial simulator. A long prompt that records share is encoded once. The
@@ -193,13 +193,13 @@ def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initi
 
 
 def mean_kl(logps, ref_logps) -> float:
-    """k3 estimate of KL(pi || ref), nats per token, on text that pi wrote. logps, ref_logps: the
+    """Estimate KL(pi || ref) by k3, in nats per token, on text that pi wrote. logps, ref_logps: the
     log-probs of each text under pi and under ref, as `response_logps` gives them."""
     return float(token_kl(torch.cat(logps), torch.cat(ref_logps), "k3").mean())
 
 
 def _snapshot(params, optimizer):
-    """Copies of one adapter and of its optimiser's state, three fp32 numbers per parameter: half a
+    """Copy one adapter and its optimiser's state, three fp32 numbers per parameter: half a
     GB for 7B (model/memory.py). The base is not touched."""
     return [p.detach().clone() for p in params], copy.deepcopy(optimizer.state_dict())
 
