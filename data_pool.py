@@ -113,9 +113,11 @@ class TrainPool:
                 self._keep(Task(**r["task"]), r["p_hat"], r["epoch"])
 
     def add(self, task, traces, p_hat: float | None, epoch: int = 0):
-        """Extend the pool: D_train <- D_train + Valid(E_t). A new task without a valid trace is left
-        out, unless it has not been tried (p_hat None): it is from before training, as in the static
-        ablation."""
+        """Extend the pool: D_train <- D_train + Valid(E_t).
+
+        A new task without a valid trace is left out, unless it has not been tried (p_hat None): it
+        is from before training, as in the static ablation.
+        """
         valid = [asdict(trace) for trace in traces if trace.valid]
         if valid or task.id in self.tasks or p_hat is None:
             self._keep(task, p_hat, epoch)
@@ -214,7 +216,8 @@ def read_jsonl(path) -> list[dict]:
         except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
             raise UserError(f"{where}: not JSON ({first_line(error)}): correct it") from None
         if not isinstance(record, dict):
-            raise UserError(f"{where}: not a JSON object, but a {type(record).__name__}: correct it")
+            kind = type(record).__name__
+            raise UserError(f"{where}: not a JSON object, but a {kind}: correct it")
         records.append(record)
     return records
 

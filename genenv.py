@@ -9,10 +9,11 @@
 
 Paper: Algorithm 1. `epoch` below reads like it: generate and interact, update both policies,
 aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate, R_env and filter in
-curriculum.py (Eq. 2, 3), the pools in data_pool.py, generating and attempting tasks in
-interaction.py, the domain in worlds/ (Eq. 1), both policies in policy.py. Prop. 1 and Thm. 1 (Eq. 5, 9) are statements about these pieces: tests/test_theory.py
-checks them. Everything but the algorithm lives in support/. `run` is the Run object
-(support/run.py), `run.o` its Options, `run.state` the progress of the current epoch.
+curriculum.py (Eq. 2, 3), the pools in data_pool.py, step 1 in detail in interaction.py, the domain
+in worlds/ (Eq. 1), both policies in policy.py. Prop. 1 and Thm. 1 (Eq. 5, 9) are statements about
+these pieces: tests/test_theory.py checks them. Everything but the algorithm is in support/. `run`
+is the Run object (support/run.py), `run.o` its Options, `run.state` the progress of the current
+epoch.
 
 Deviations: an epoch is split into small steps so that new tasks can serve as seeds immediately and
 GRPO stays on-policy; replayed tasks are also rolled out again. The simulator is updated once per
@@ -313,8 +314,8 @@ def update_environment(run, fresh, old) -> dict:
 
 
 def main(argv) -> int:
-    """Do what `python genenv.py ARGV` says. Return the exit code: 0, 2 for a user's mistake, 128 + n
-    after a signal n."""
+    """Do what `python genenv.py ARGV` says. Return the exit code: 0, 2 for a user's mistake,
+    128 + n after a signal n."""
     return exit_code(lambda: train(*start(argv)))
 
 

@@ -91,7 +91,7 @@ def surrogate(logp, old_logp, advantages, clip: float = CLIP):
 
 
 def aggregate(per_token, mask, tokens: int, rows: int, aggregation: str = AGGREGATION):
-    """Reduce masked per-token values (N, R) to a scalar: this micro-batch's share of the step's mean.
+    """Reduce masked per-token values (N, R) to this micro-batch's share of the step's mean.
 
     tokens, rows: response tokens and responses of the *whole step*, not of the micro-batch.
     "token": every token counts alike. "sequence": every response counts alike, whatever its

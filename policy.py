@@ -264,9 +264,11 @@ class Policy(Chat):
         return out, mask.index_put((x.rows, x.cols), mask.new_ones(()))
 
     def _hidden(self, ids, grad_checkpoint, **where):
-        """Return the last hidden states (B, L, D). A block is checkpointed only while it is in train
-        mode. We set this flag on the blocks only, and reset it: in train mode a block drops the KV
-        cache."""
+        """Return the last hidden states (B, L, D).
+
+        A block is checkpointed only while it is in train mode. We set this flag on the blocks only,
+        and reset it: in train mode a block drops the KV cache.
+        """
         for block in self.blocks:
             block.training = grad_checkpoint and torch.is_grad_enabled()
         try:

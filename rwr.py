@@ -44,9 +44,9 @@ KL_CAP = 0.5
 
 
 def rwr_weights(r_env, lam: float):
-    """Return the weights of n records, R_env (n,) -> (n,): proportional to exp(lam * R_env), mean 1.
+    """Return the weights of n records, R_env (n,) -> (n,), proportional to exp(lam * R_env).
 
-    The maximum is subtracted first, so no lam overflows; mean one keeps the meaning of the learning
+    Their mean is one. The maximum is subtracted first, so no lam overflows; mean one keeps the meaning of the learning
     rate the same for every lam.
     """
     w = (lam * (r_env - r_env.max())).exp()  # RWR: w ~ exp(lam * R_env)
@@ -54,7 +54,7 @@ def rwr_weights(r_env, lam: float):
 
 
 def effective_sample_size(weights) -> float:
-    """Return (sum w)^2 / sum w^2: how many equally weighted records would count as much as these."""
+    """Return (sum w)^2 / sum w^2: how many records of equal weight would count as much."""
     return float(weights.sum() ** 2 / (weights ** 2).sum())
 
 
