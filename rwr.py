@@ -46,8 +46,8 @@ KL_CAP = 0.5
 def rwr_weights(r_env, lam: float):
     """Return the weights of n records, R_env (n,) -> (n,), proportional to exp(lam * R_env).
 
-    Their mean is one. The maximum is subtracted first, so no lam overflows; mean one keeps the meaning of the learning
-    rate the same for every lam.
+    Their mean is one, which keeps the meaning of the learning rate the same for every lam. The
+    maximum is subtracted first, so no lam overflows.
     """
     w = (lam * (r_env - r_env.max())).exp()  # RWR: w ~ exp(lam * R_env)
     return w / w.mean()

@@ -18,7 +18,6 @@ no AMX 0.02 is healthy.
 """
 import hashlib
 import json
-import logging
 import re
 from contextlib import suppress
 from pathlib import Path
@@ -32,8 +31,6 @@ from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging as messages
 
 from errors import UserError, one_line
-
-logging.getLogger("bitsandbytes").setLevel(logging.ERROR)  # it warns of optional kernels
 
 # mean and largest |sampler - scorer| of a log-prob, nats, on text that the model wrote at T = 1
 TOLERANCE = {torch.bfloat16: (0.08, 1.0), torch.float32: (1e-5, 1e-3)}
