@@ -17,12 +17,16 @@ interrupted run is continued and no run overwrites the responses of another.
 import hashlib
 import json
 import sys
+from datetime import date
 from pathlib import Path
 
+import torch
 from tqdm import tqdm
 
 from data_pool import read_jsonl
 from errors import UserError, exit_code, write_whole
+from model.loading import hub_commit
+from policy import Policy
 from support.options import Parser, at_least
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
 from eval.common import (Verdict, load_records, mean, one_line_for, read_rows, results, spread,
@@ -48,7 +52,7 @@ def arguments() -> Parser:
     parser.add_argument("--model", metavar="DIR", help="chat model, local folder or hub name")
     parser.add_argument("--adapter", metavar="DIR", help="PEFT folder of a LoRA adapter")
     parser.add_argument("--quant", choices=("nf4",), help="load the model in 4 bit")
-    parser.add_argument("--chat-template-kwargs", type=json.loads, default={}, metavar="JSON",
+    parser.add_argument("--chat-template-kwargs", type=json_object, default={}, metavar="JSON",
                         help="what the chat template is given besides the messages, as in training")
     parser.add_argument("--responses", metavar="FILE", help="score responses made elsewhere; with "
                         "`all` a folder that holds BENCH.jsonl files")
@@ -62,6 +66,14 @@ def arguments() -> Parser:
                         help="response length (default: that of the benchmark)")
     parser.add_argument("--out", default="results/eval", metavar="DIR")
     return parser
+
+
+def json_object(text: str) -> dict:
+    """Return the value of an option. Raises ValueError unless it is a JSON object."""
+    value = json.loads(text)
+    if not isinstance(value, dict):
+        raise ValueError
+    return value
 
 
 # ---------------------------------------------------------------------------------------------
@@ -121,10 +133,11 @@ def read_responses(bench: str, records: list, args) -> dict:
 
 def load_policy(args):
     """The model, with --adapter as adapter "agent"."""
-    from policy import Policy  # only here: scoring needs no torch
     adapters = ("agent",) if args.adapter else ()
+    # a chat template may ask for the day: it stays that on which the run began
+    kwargs = {"date": date.today().isoformat(), **args.chat_template_kwargs}
     return Policy.load(args.model, adapters=adapters, quant=args.quant, adapter_folder=args.adapter,
-                       chat_template_kwargs=args.chat_template_kwargs)
+                       chat_template_kwargs=kwargs)
 
 
 def evaluate(bench: str, records: list, policy, answers, args) -> dict:
@@ -194,16 +207,20 @@ def run_settings(bench: str, prompts: list, policy, answers, args) -> dict:
     context = policy.lm.config.max_position_embeddings
     # a small context still leaves half of itself to the prompt
     new = min(args.max_new or MODULES[bench].MAX_NEW_TOKENS, context // 2)
-    # a model trained further at the same place is another model
+    # a model trained further at the same place is another model, and a template may name the day
     return settings | {"saved_at": [last_change(args.model), last_change(args.adapter)],
-                       "max_new_tokens": new,
+                       "first_prompt": digest(policy.encode(prompts[0])), "max_new_tokens": new,
                        "max_prompt": min(args.max_prompt or context, context - new)}
 
 
 def last_change(folder):
-    """Time of the newest file of a folder in ns; None for hub names and None."""
-    paths = Path(folder).iterdir() if folder and Path(folder).is_dir() else ()
-    return max((path.stat().st_mtime_ns for path in paths), default=None)
+    """Return the time of the newest file of a folder in ns, or the commit of a hub name; None for
+    None."""
+    if folder is None:
+        return None
+    if not Path(folder).is_dir():
+        return hub_commit(folder)
+    return max(path.stat().st_mtime_ns for path in Path(folder).iterdir())
 
 
 # ---------------------------------------------------------------------------------------------
@@ -231,7 +248,6 @@ def greedy(policy, prompts: list, settings: dict) -> list:
 
     Raises UserError if memory does not suffice.
     """
-    import torch
     most = settings["max_prompt"]
     fits = [ids for ids in prompts if len(ids) <= most]
     if not fits:

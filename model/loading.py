@@ -162,11 +162,17 @@ def weights_of(model: str) -> str:
     return model_digest(model, (".safetensors", ".bin"))
 
 
+def hub_commit(name: str) -> str:
+    """Return the commit at which a model of the hub was loaded last; "" if it never was."""
+    cached = try_to_load_from_cache(name, "config.json")
+    return Path(cached).parent.name if isinstance(cached, str) else ""
+
+
 def model_digest(model: str, endings="") -> str:
     """What tells a model from another one in the same place: the commit of a hub name, else a hash
     of a folder's files whose names end so: of each its name, its size and its last MB."""
     if not Path(model).is_dir():
-        return getattr(model_config(model), "_commit_hash", None) or ""
+        return hub_commit(model)
     digest = hashlib.sha256()
     for path in sorted(Path(model).iterdir()):
         if not path.is_file() or not path.name.endswith(endings):

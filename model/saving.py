@@ -18,7 +18,7 @@ from huggingface_hub import snapshot_download
 from peft import PeftModel
 
 from errors import one_line, write_whole
-from model.loading import check_base, load_model
+from model.loading import check_base, hub_commit, load_model
 
 # what describes a model and its tokenizer; a folder has some of them
 DESCRIPTIONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -36,16 +36,16 @@ def save_merged(base: str, adapter, out, dtype=torch.bfloat16):
     # on a full disk safetensors raises an error of its own
     with one_line(out, "cannot be written"):
         merged.to(dtype).save_pretrained(out)
-        copy_descriptions(base, lm.config, Path(out))
+        copy_descriptions(base, Path(out))
 
 
-def copy_descriptions(base: str, config, out: Path):
+def copy_descriptions(base: str, out: Path):
     """Replace what transformers wrote beside the weights by the base's own files; only the type of
-    the numbers is that of the weights. config: that of the base, as transformers read it."""
+    the numbers is that of the weights."""
     folder = Path(base)
     if not folder.is_dir():
-        commit = getattr(config, "_commit_hash", None)
-        folder = Path(snapshot_download(base, revision=commit, allow_patterns=DESCRIPTIONS))
+        folder = Path(snapshot_download(base, revision=hub_commit(base) or None,
+                                        allow_patterns=DESCRIPTIONS))
     dtype = json.loads((out / "config.json").read_text())["dtype"]
     for name in DESCRIPTIONS:
         if (folder / name).is_file():

@@ -9,6 +9,7 @@ import csv
 import json
 import shutil
 import time
+from datetime import date
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -289,6 +290,22 @@ def test_an_interrupted_run_continues_where_it_stopped(evaluated, data, tmp_path
     assert code == 0 and len(second.asked) == 2 and summary["score"] == 100.0
     ids = [record["id"] for record in records(data, "alfworld")]
     assert [row["id"] for row in read_jsonl(path)] == ids
+
+
+def test_a_template_that_names_the_day_has_results_of_each_day(model, data, tmp_path, monkeypatch):
+    """Otherwise responses to other prompts would be taken up as if they were to these."""
+    dated = shutil.copytree(model, tmp_path / "model")
+    template = dated / "chat_template.jinja"
+    template.write_text("{{ strftime_now('%d %B') }}" + template.read_text())
+    counts = []
+    for folder, days in (dated, (1, 1, 2)), (model, (1, 2)):
+        for day in days:
+            today = SimpleNamespace(today=lambda day=day: date(2026, 3, day))
+            monkeypatch.setattr(harness, "date", today)
+            assert command("bamboogle", "--data", data, "--model", folder, "--limit", 1,
+                           "--max-new", 2, "--out", tmp_path) == 0
+            counts.append(len(list(tmp_path.glob("*.jsonl"))))
+    assert counts == [1, 1, 2, 3, 3]
 
 
 def test_whole_games_are_scored_by_who_won_them(evaluated, monkeypatch):
