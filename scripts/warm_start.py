@@ -23,8 +23,9 @@ import json
 import math
 import shlex
 import shutil
+import time
 from collections import Counter
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
@@ -154,12 +155,15 @@ class WarmStart:
         """Goes on with what was done before a stop. Raises UserError if that had other settings."""
         self.world, self.path, o = world, out / "warm_start" / "state.pt", world.o
         settings = {**asdict(o), **vars(s), "out": "", "threads": 0, "files": checkpoint.hashes(o)}
-        self.state = {"settings": settings, "nats_per_token": [], "rounds": [], "own": []}
+        self.state = {"settings": settings, "date": time.strftime("%Y-%m-%d"),
+                      "nats_per_token": [], "rounds": [], "own": []}
         if self.path.is_file():
             self.state = checkpoint.read(self.path)
         if self.state["settings"] != settings:
             raise UserError(f"{out} holds a warm start with other settings or files: "
                             "give these or another --out")
+        # a chat template may ask for the day: it stays that on which the warm start began
+        world.o = o = replace(o, date=self.state["date"])
 
         torch.set_num_threads(o.threads or torch.get_num_threads())
         self.policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})

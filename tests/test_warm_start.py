@@ -5,6 +5,7 @@ byte.
 """
 import json
 import shutil
+from datetime import date
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,7 @@ import torch
 
 from helpers import flat, one_line, randomise
 import genenv
-from policy import Policy
+from policy import Policy, policy_options
 from rwr import rwr_step
 from scripts import warm_start
 from data_pool import append_jsonl
@@ -135,9 +136,18 @@ def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, com
     assert not (out / "model.safetensors").exists()
     capsys.readouterr()
     one_line(capsys, genenv.main([*command, str(out), "--seed", "1"]), "other settings")
-    stop_in(0)  # the pass that was kept is not made again
+    stop_in(0)  # the pass that was kept is not made again, nor is the day another one
+    monkeypatch.setattr(warm_start.time, "strftime", lambda _: "2030-01-01")
+    days = []
+
+    def note_day(o):
+        days.append(o.date)
+        return policy_options(o)
+
+    monkeypatch.setattr(warm_start, "policy_options", note_day)
     assert genenv.main([*command, str(out)]) == 0
     assert (out / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
+    assert days == [date.today().isoformat()]
     first, second, _ = json.loads((out / "warm_start.json").read_text())["nats_per_token"]
     assert second < first
 
