@@ -219,14 +219,14 @@ def test_play_scores_what_happened():
     """Otherwise an episode would act in another task's household, or earn another's score."""
     other = h.solved("put egg in table . table . sink . egg in sink .")
     one, two = list(h.plan(TASK)), list(h.plan(other))
-    replies = [one, two, two, one]
+    replies = [one, one[:1], two, one]
     speaker, tasks = Speaker(replies), [TASK, TASK, other, other]
     rollouts, texts = play(WORLD, OPTIONS, speaker, "agent", tasks[1:3], 2, 1.0, None)
     scores = [attempt_score(WORLD, *attempt)[:2] for attempt in zip(tasks, rollouts, texts)]
     assert scores == [(1.0, True), (0.0, True), (1.0, True), (0.0, True)]
     assert texts[0][::2] == one and texts[2][::2] == two
-    # the second attempt is at the first task, where nothing is in the sink
-    assert texts[1][:2] == ["go to sink", "you see nothing ."]
+    # the second attempt is at the first task, whose household alone has a counter
+    assert texts[1] == ["go to counter", "you see mug plate ."]
     assert transcript(rollouts[0], texts[0]).startswith("> go to counter\nyou see mug plate .\n")
 
 
