@@ -19,8 +19,8 @@ and start `python genenv.py --alpha-schedule warmup`. What `c` holds is listed f
 starting with `seeds_`, an agent reward one of an attempt (data_pool.Trace) starting with
 `agent_reward_`. There is no list to extend.
 
-Deviations: the paper keeps alpha at 0.5; here it may follow a schedule. The unit of p_hat is open
-in the paper: one task instance with G rollouts by default (--p-hat-unit).
+Deviations: the paper keeps alpha at 0.5; here it may follow a schedule. The paper takes p_hat of a
+batch of variations; here it is by default that of one task with G rollouts (--p-hat-unit).
 
 Symbols: p_hat success rate in [0, 1], alpha target success rate in (0, 1), beta sharpness of the
 bell, k_min half width of the band that the environment learns from.
@@ -109,7 +109,8 @@ def agent_reward_graded(e):
 
 # ---------------------------------------------------------------------------------------------
 # alpha schedules: functions of a Context c -> the alpha of this epoch. RWR uses this alpha at the
-# end of the epoch, so it shapes the *next* epoch's tasks; the last epoch's alpha shapes none
+# end of the epoch, so it shapes the *next* epoch's tasks; the last epoch's alpha shapes none. Only
+# a seeds_ function uses it at once
 
 
 def alpha_constant(c):
@@ -140,7 +141,7 @@ def alpha_adaptive(c):
 def alpha_integral(c):
     """Integrate the error: start at alpha / 2, then add 0.3 x (alpha - last success), within [0.05,
     0.95]. Between these limits it rests only where success is --alpha."""
-    # start low: p_hat is measured before the update that makes these tasks easier
+    # start low, so that tasks are still near alpha once the update has made them easier
     start = c.previous if c.epoch > 1 else c.alpha / 2
     # without new tasks `success` is old, and its error was added before
     error = c.alpha - c.success if c.new_tasks else 0
@@ -148,8 +149,8 @@ def alpha_integral(c):
 
 
 def alpha_balanced(c):
-    """Move towards as many new tasks that are never solved as are always solved, whatever rate of
-    success that is. A schedule that follows the mixed groups instead is drawn to ever easier tasks
+    """Steer until as many new tasks are never solved as are always solved, whatever the success
+    rate. A schedule that follows the mixed groups instead is drawn to ever easier tasks
     (EXPERIMENTS.md)."""
     never, always = c.p_hat_counts[0], c.p_hat_counts[-1]
     step = 0.0
@@ -221,6 +222,6 @@ def R_env(difficulty_reward: str, p_hat: float, alpha: float, beta: float) -> fl
 
 def agent_reward(name: str, trace) -> float:
     """Return the reward that GRPO gets for an attempt (data_pool.Trace), Eq. 1 or what replaces it.
-    Raises UserError outside of [0, 1]."""
+    Raises UserError if it is outside [0, 1]."""
     function = functions("agent_reward_")[name]
     return checked(function, function(trace), 0, 1)

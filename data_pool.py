@@ -2,7 +2,7 @@
 
 Paper: step 3 of Algorithm 1. D_train <- D_train + Valid(E_t) keeps every task with its valid
 traces, and D_env <- D_env + weighted generations keeps what the simulator wrote, in which
-context, and how hard it turned out to be (from epoch 1 on).
+context, and how hard it turned out to be (not of epoch 0, which trains nothing).
 
 Usage: genenv.py has one pool of each kind per run. Each is an append-only JSONL file in the run
 folder, and is read back from it when a run is resumed.
@@ -52,7 +52,7 @@ class Trace:
     text: str        # the response, decoded
     reward: float    # Eq. 1
     valid: bool      # well-formed and evaluable: the schema holds and the checker ran
-    truncated: bool  # ended by a limit, of length or of turns
+    truncated: bool  # it ran into a limit, of length or of turns, or drew a control token
     tokens: int      # response length, EOS included
     graded: float = 0.0  # reward with partial credit (World.graded), for agent_reward_graded only
 
@@ -130,8 +130,8 @@ class TrainPool:
             self.p_hat[task.id] = (p_hat, epoch)
 
     def recent(self, epoch: int) -> list:
-        """Return (task, p_hat) of all but base tasks whose p_hat is recent: they may be seed
-        tasks."""
+        """Return (task, p_hat) of the tasks other than base tasks with a recent p_hat: they may be
+        seed tasks."""
         seeds = []
         for i, (p_hat, measured) in self.p_hat.items():
             if self.tasks[i].origin != "base" and epoch - measured <= FRESH_FOR:
@@ -176,7 +176,7 @@ class EnvPool:
         self.records += records
         self.pending += records
 
-    def aged(self, epoch: int) -> list[EnvRecord]:
+    def imitable(self, epoch: int) -> list[EnvRecord]:
         """Return the records of earlier epochs that are not too old to be imitated."""
         return [r for r in self.records if 0 < epoch - r.epoch <= MAX_AGE]
 
@@ -193,7 +193,7 @@ def distinct(records) -> list[EnvRecord]:
     for r in reversed(records):
         if seen.isdisjoint(r.keys):
             kept.append(r)
-        seen.update(r.keys)
+        seen.update(r.keys)  # also of one that is left out: tasks may share keys in a chain
     return kept[::-1]
 
 

@@ -11,9 +11,12 @@ Paper: Algorithm 1. `epoch` below reads like it: generate and interact, update b
 aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate, R_env and filter in
 curriculum.py (Eq. 2, 3), the pools in data_pool.py, step 1 in detail in interaction.py, the domain
 in worlds/ (Eq. 1), both policies in policy.py. Prop. 1 and Thm. 1 (Eq. 5, 9) are statements about
-these pieces: tests/test_theory.py checks them. Everything but the algorithm is in support/. `run`
-is the Run object (support/run.py), `run.o` its Options, `run.state` the progress of the current
-epoch.
+these pieces, which tests/test_theory.py checks: E||g||^2 of the REINFORCE gradient lies between two
+multiples of p (1 - p), so a task solved half of the time teaches most; and with n attempts each a
+task further from alpha earns the higher R_env with probability 4 exp(-2/9 (gap)^2 n) at most.
+Everything but the algorithm is in support/. `run` is the Run object (support/run.py), `run.o` its
+Options, `run.state` the progress of the current epoch, new in each. "env" in a name is the
+environment simulator.
 
 Deviations: an epoch is split into small steps so that new tasks can serve as seeds immediately and
 GRPO stays on-policy; replayed tasks are also rolled out again. The simulator is updated once per
@@ -77,13 +80,13 @@ def train(o: Options, world=None) -> Path:
 
 
 def epoch(run: Run):
-    """Make one epoch t of Algorithm 1. `steps` times: generate and try tasks (1), train the agent
+    """Run epoch t of Algorithm 1. `steps` times: generate and try tasks (1), train the agent
     (2a), extend D_train (3a); then once: train the simulator (2b), extend D_env (3b)."""
     o, state, t = run.o, run.state, run.state.epoch
     alpha = alpha_of(run)  # paper: 0.5 throughout
     # Show the bar only on a terminal; in a log file it would precede the epoch's line.
     for step in tqdm(range(state.step, o.steps), f"epoch {t}", leave=False, disable=None):
-        state.step = step  # so that a checkpoint knows where to continue
+        state.step = step  # checkpoint.stop_if_asked saves step + 1
         # 1. generate and interact; some earlier tasks of D_train are tried again with the new ones
         tasks, records = generate(run, alpha)  # T_t ~ pi_env
         trials = interact(run, fill_batch(run, tasks))  # E_t; Eq. 1: r, Eq. 2: p_hat
@@ -129,8 +132,8 @@ def measure_untrained(run: Run):
 
 
 def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
-    """Return a task batch T_t, `variations` of each of `seed_tasks` seed tasks, and a D_env record
-    of each, whose p_hat is not known yet. Ready-made tasks have no records."""
+    """Return a batch T_t, `variations` of each of `seed_tasks` seed tasks, and one D_env record per
+    task, its p_hat still unset. Ready-made tasks have no records."""
     o = run.o
     if o.variant not in ("genenv", "random"):  # the variants without a simulator
         return draw_ready_made(run), []
@@ -155,8 +158,9 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
     Invalid texts are counted by reason and never imitated. batch: tasks that it already holds.
     """
     o, state, world = run.o, run.state, run.world
+    # a world may add something to a seed task, such as the tools to choose from
     seed_tasks = [world.seed_for(task, run.rng) for task in seed_tasks]
-    # the prompt says how often a seed task was solved, if that was measured recently
+    # the context holds the recent success rate of the seed task, as in the paper
     prompts = []
     for task in seed_tasks:
         p_hat = run.train_pool.recent_p_hat(task, state.epoch)
@@ -187,9 +191,9 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
 
 
 def fill_batch(run, tasks) -> list[Task]:
-    """Fill the batch of new tasks with tasks replayed from D_train, so that earlier curricula are
-    kept. Replayed tasks also make up for invalid generations: the batch always has the same
-    size."""
+    """Fill the batch of new tasks with tasks replayed from D_train, --base-share of them base
+    tasks, so that earlier curricula are kept. Replayed tasks also make up for invalid generations:
+    the batch always has the same size."""
     size = round(run.o.seed_tasks * run.o.variations * (1 + REPLAY))
     return tasks + run.train_pool.sample(size - len(tasks), run.o.base_share, run.rng)
 
@@ -233,7 +237,7 @@ def interact(run, tasks) -> list[Trial]:
 
 
 def trace_of(run, task, rollout, text) -> Trace:
-    """Score one attempt. A truncated attempt earns 0."""
+    """Score one attempt."""
     reward, valid, graded = attempt_score(run.world, task, rollout, text)  # Eq. 1: r
     truncated = bool(rollout.limit)
     return Trace(transcript(rollout, text), reward, valid, truncated, rollout.tokens, graded)
@@ -249,7 +253,7 @@ def add_attempts(run, trials):
 
 
 def update_agent(run, trials) -> dict:
-    """Make one GRPO update on a step's trials. Its reward is Eq. 1 unless --agent-reward says
+    """Take one GRPO update on a step's trials. Its reward is Eq. 1 unless --agent-reward says
     otherwise; p_hat always uses Eq. 1."""
     o = run.o
     rollouts = [r for trial in trials for r in trial.rollouts]  # B*G, for B tasks
@@ -271,6 +275,7 @@ def update_agent(run, trials) -> dict:
 def attach_p_hats(records, trials):
     """Give each D_env record of a step the p_hat of its task, of all variations of its seed task,
     and of the whole batch."""
+    # where a new task was replayed as well, the later of two measurements
     by_task = {trial.task.id: trial.p_hat for trial in trials}
     for r in records:
         r.p_hat = by_task[r.task_id]
@@ -282,17 +287,18 @@ def attach_p_hats(records, trials):
 def old_records(run) -> list[EnvRecord]:
     """Return records of D_env from earlier epochs, one per task, without the tasks that were
     written again in this epoch."""
-    again = {key for r in run.state.records for key in r.keys}
-    return [r for r in distinct(run.env_pool.aged(run.state.epoch)) if again.isdisjoint(r.keys)]
+    rewritten = {key for r in run.state.records for key in r.keys}
+    old = distinct(run.env_pool.imitable(run.state.epoch))
+    return [r for r in old if rewritten.isdisjoint(r.keys)]
 
 
 def learnable_records(run, records, alpha) -> list[EnvRecord]:
     """Return the records that the simulator may learn from: those in the band around alpha. Where a
     world has each task imitated in one epoch only (World.imitate_once), not yet imitated ones."""
     o, imitated = run.o, set(run.state.imitated)
-    near = [r for r in records
-            if curriculum.in_band(r.p_hat_of(o.p_hat_unit), alpha, o.k_min)]
-    return [r for r in near if imitated.isdisjoint(r.keys)]
+    in_band = [r for r in records
+               if curriculum.in_band(r.p_hat_of(o.p_hat_unit), alpha, o.k_min)]
+    return [r for r in in_band if imitated.isdisjoint(r.keys)]
 
 
 def update_environment(run, fresh, old) -> dict:

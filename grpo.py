@@ -6,11 +6,11 @@ objective for GRPO: the clipped surrogate and the KL term below are the usual on
 
 Usage: genenv.py calls `grpo_update`; the functions above it are pure and can be read on their own.
 
-Deviations: token-level loss, standard deviation on and k3 as in the official configuration; its
-entropy bonus of 0.001 is off here (ENTROPY_BONUS), since the paper does not mention one. Groups
-whose rewards are all equal are dropped *before* the forward pass: neither their KL nor their
-tokens count. The loss is normalised over the whole step, so micro-batching only changes memory
-use. Non-finite steps are skipped and counted.
+Deviations: token-level loss, division by the standard deviation and k3 as in the official
+configuration; its entropy bonus of 0.001 is off here (ENTROPY_BONUS), since the paper does not
+mention one. Groups whose rewards are all equal are dropped *before* the forward pass: neither their
+KL nor their tokens count. The loss is normalised over the whole optimiser step, so micro-batching
+only changes memory use. Non-finite steps are skipped and counted.
 
 Shapes: B groups (a prompt and its G rollouts), N rollouts of a micro-batch (rows of its tensors),
 R response tokens. rewards (B, G); mask (N, R) bool; logp, old_logp, ref_logp (N, R): log-probs of
@@ -53,8 +53,8 @@ def group_advantages(rewards, scale: str = SCALE):
 
 
 def has_signal(rewards):
-    """Return which groups have rewards that differ: (B, G) -> (B,) bool. Not by their standard
-    deviation, which rounding may keep above 0."""
+    """Return which groups have rewards that differ: (B, G) -> (B,) bool. The range decides, not the
+    standard deviation, which rounding may keep above 0."""
     return (rewards.max(dim=1).values - rewards.min(dim=1).values) > 1e-6
 
 
@@ -93,7 +93,8 @@ def surrogate(logp, old_logp, advantages, clip: float = CLIP):
 def aggregate(per_token, mask, tokens: int, rows: int, aggregation: str = AGGREGATION):
     """Reduce masked per-token values (N, R) to this micro-batch's share of the step's mean.
 
-    tokens, rows: response tokens and responses of the *whole step*, not of the micro-batch.
+    tokens, rows: response tokens and responses of the *whole optimiser step*, not of the
+    micro-batch.
     "token": every token counts alike. "sequence": every response counts alike, whatever its
     length, as in the first GRPO paper.
     """
@@ -153,7 +154,6 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     }
     if not rollouts or not has_signal(rewards).any():
         return stats
-    # a group of equal rewards has no policy gradient: drop it before it costs a forward pass
     mixed = has_signal(rewards)  # (B,); from here on B counts the mixed groups only
     B, G = int(mixed.sum()), rewards.shape[1]
     kept = mixed.repeat_interleave(G).tolist()
@@ -165,9 +165,10 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
         with policy.use(None):
             ref = response_logps(policy, rollouts, o)
         stats |= sampler_mismatch(policy, rollouts[:CHECKED_GROUPS * G], o)
-        # A single step is taken by the policy that sampled and needs no old log-probs. Several
-        # steps are scored before the first, in the very micro-batches that will train: in bf16
-        # another batch gives other numbers, and the ratio would not start at 1.
+        # A single step (--mini-batch 0, the default) is taken by the policy that sampled: it needs
+        # no old log-probs, its ratio is 1 and nothing is clipped. Several steps are scored before
+        # the first, in the very micro-batches that will train: in bf16 another batch gives other
+        # numbers, and the ratio would not start at 1.
         old = [None] * len(steps)
         if len(steps) > 1:
             old = [response_logps(policy, [rollouts[i] for i in step], o) for step in steps]

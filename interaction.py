@@ -3,9 +3,9 @@
 Paper: "generate and interact". The simulator's text is parsed and checked before anybody attempts
 it; an attempt is e = (task, trajectory, a', r), and Eq. 1 scores it.
 
-Usage: genenv.py calls `read_written` on what the simulator wrote, `play` on the tasks that came of
-it, and `attempt_score` on each attempt. A world (worlds/) knows the domain: how a text is parsed,
-what the agent is asked, how an answer is scored.
+Usage: genenv.py calls `read_written` on what the simulator wrote, `play` on the tasks that came out
+of it, and `attempt_score` on each attempt. A world (worlds/) knows the domain: how a text is
+parsed, what the agent is asked, how an answer is scored.
 
 Deviations: the paper does not say how written tasks are checked. Here a task must not be a copy of
 its seed, a held-out task, or a second one of its batch; see `check_task`. An attempt in which the
@@ -36,8 +36,8 @@ def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,
     """Read and check what the simulator wrote, one Written for each of the rollouts.
 
     policies: the simulator's, then the agent's if that is another one. rollouts: their group is
-    the index of their seed task. held_out: keys of the held-out tasks; batch: tasks that it
-    already holds.
+    the index of their seed task. held_out: keys of the held-out tasks; batch: the tasks
+    already in it.
     """
     seen = {key for task in batch for key in task_keys(world, task)}
     written = []
@@ -126,6 +126,7 @@ def play(world, o, policy, adapter, tasks, G, temperature, generator):
     world's observations, a turn first.
     """
     prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
+    # a world has episodes for all of its tasks, or for none
     if all(world.start(task) is None for task in tasks):
         rollouts = policy.sample(adapter, prompts, G, o.max_response_tokens, temperature, generator,
                                  max_rows=o.max_rows)
@@ -172,11 +173,15 @@ class Episodes:
 
 
 def attempt_score(world, task, rollout, text):
-    """Score one attempt of `play`: return its reward (Eq. 1), whether it is well-formed, and the
-    reward with partial credit. What ran into a limit earns nothing."""
+    """Score one attempt of `play`: return its reward, whether it is well-formed, and the reward
+    with partial credit. What ran into a limit earns nothing.
+
+    Eq. 1 is 1[a' = a] if the target action a is structured, such as a call, else sim(a', a). Which
+    of the two, and when two actions are equal, is the world's to say.
+    """
     # of an episode only the agent's turns
     response = text if isinstance(text, str) else text[::2]
-    reward, valid = world.score(task, response)
+    reward, valid = world.score(task, response)  # Eq. 1
     checked(world.score, reward, 0, 1)
     if rollout.limit:  # an episode out of turns was well-formed, if its turns were
         return 0.0, valid and rollout.limit == "too many turns", 0.0

@@ -188,8 +188,8 @@ class Policy(Chat):
     def save_adapters(self, folder):
         """Write folder/NAME for each adapter: PeftModel.from_pretrained(base, folder/NAME) reads
         it."""
-        # no adapter touches the vocabulary: PEFT need not look for the base's config to know that
-        # of a full disk safetensors has an error of its own
+        # no adapter touches the vocabulary: PEFT need not look for the base's config to know that;
+        # safetensors raises its own error when the disk is full
         with one_line(folder, "cannot be written"):
             self.model.save_pretrained(str(folder), selected_adapters=list(self.params),
                                        save_embedding_layers=False)
@@ -226,6 +226,7 @@ class Policy(Chat):
         the tests, which hold `logprobs` to it.
         """
         rows = [torch.tensor(r.prompt + r.response, device=self.device) for r in rollouts]
+        # padded on the right: causal attention needs no mask to keep the padding from real tokens
         ids = pad_sequence(rows, batch_first=True)                                # (N, L)
         logits = self.lm(input_ids=ids, use_cache=False).logits.float()           # (N, L, V)
         logps = (logits / temperature).log_softmax(-1)
@@ -250,12 +251,14 @@ class Policy(Chat):
             grad_checkpoint = self.device.type != "cpu"
         groups = by_group(rollouts)
         x = pack(groups, self.device)
-        where = {}  # rows of one response each are plain causal sequences, right-padded
+        # where no row has two responses, ordinary causal attention will do
+        layout_args = {}
         if len(groups) < len(rollouts):
             layout = attention_layout(x)
             # transformers leaves a mask of four dimensions as it is
-            where = {"position_ids": x.positions, "attention_mask": layout.mask, "layout": layout}
-        hidden = self._hidden(x.ids, grad_checkpoint, **where)  # (B, L, D)
+            layout_args = {"position_ids": x.positions, "attention_mask": layout.mask,
+                           "layout": layout}
+        hidden = self._hidden(x.ids, grad_checkpoint, **layout_args)  # (B, L, D)
         picked = hidden.flatten(0, 1)[x.source]  # (M, D): predicted tokens only
         logp = token_logprobs(picked, self.lm.get_output_embeddings(), x.target, temperature)
         out = logp.new_zeros(x.shape).index_put((x.rows, x.cols), logp)

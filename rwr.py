@@ -6,12 +6,12 @@ into the band are imitated, each weighted by exp(lam * R_env) (lam: the paper's 
 
 Usage: genenv.py calls `rwr_update` once per epoch, on a sample drawn by `draw_kl_sample`.
 
-Deviations: the paper gives neither the coefficient of the penalty nor the value of the cap. Here
-the step that crosses the cap is undone and ends the update; penalty and cap are measured on
-unfiltered generations of this epoch. A task has one record in an epoch, however often it was
-written (data_pool.distinct): RWR would otherwise reinforce the simulator's most frequent outputs.
-Do not use the KL estimator k1 (grpo.token_kl) here: the KL sample stays the same during an update,
-so from the second step on k1 pushes the simulator away from its start. k2 and k3 hold it back.
+Deviations: the paper gives neither the coefficient of the penalty nor the value of the cap, which
+it puts on each step. Here the cap is on the whole update of an epoch: the step that crosses it is
+undone and ends the update. Penalty and cap are measured on unfiltered generations of this epoch. A
+task has one record in an epoch, however often it was written (data_pool.distinct). The KL estimator
+k1 (grpo.token_kl) is refused here: the KL sample stays the same during an update, so from the
+second step on k1 would push the simulator away from the texts it has just written.
 
 How strong the weights are: over all p_hat in [0, 1] the paper's lam = 1, beta = 2 give a largest
 ratio of exp(1 - exp(-0.5)) = 1.48, but the filter comes first. Inside its band |p_hat - 0.5| <= 0.1
@@ -29,7 +29,7 @@ import copy
 
 import torch
 
-from grpo import finite_step, pad_rows, response_logps, token_kl
+from grpo import KL_ESTIMATOR, finite_step, pad_rows, response_logps, token_kl
 from model.packing import by_prompt, split_groups
 from policy import Rollout
 
@@ -136,7 +136,7 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
         for batch in batches:
             # for undoing this step, should it cross the cap
             saved = _snapshot(policy.params[adapter], optimizer)
-            # the penalty is on as many texts as the step imitates records, and so costs as much;
+            # the penalty uses as many texts as the step has records, so it costs about as much;
             # each step draws its own
             size = len(batch) if o.env_kl else 0
             part = sorted(torch.randperm(len(kl_sample), generator=generator)[:size].tolist())
@@ -180,6 +180,8 @@ def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initi
         loss = -(w * logp * mask).sum() / tokens  # RWR: -sum w_i log pi_env(y_i | x_i)
         loss.backward()
         loss_of_step += loss.detach()
+    if KL_ESTIMATOR == "k1" and kl_texts:
+        raise ValueError("KL_ESTIMATOR k1 would push the simulator away from its texts: k2 or k3")
     kl_tokens = sum(r.tokens for r in kl_texts)
     for micro in split_groups(kl_texts, o.token_budget):  # indices of N kl_texts
         logp, mask = policy.logprobs([kl_texts[i] for i in micro], o.temperature)  # (N, R)
