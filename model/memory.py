@@ -149,10 +149,10 @@ def check(configs, o, available=None):
     configs: of --model, and of --env-model if that is another one; the larger of both models'
     updates then counts. available: bytes free; None asks the GPU, if there is one.
     """
-    if available is None and torch.cuda.is_available():
-        available = torch.cuda.mem_get_info()[0]
     if available is None:
-        return
+        if not torch.cuda.is_available():
+            return
+        available = torch.cuda.mem_get_info()[0]
     bases, adapters, updates = zip(*[estimate(config, o) for config in configs])
     always = sum(bases) + max(adapters)
     peak = MARGIN * (always + max(updates))
