@@ -206,8 +206,13 @@ def read_jsonl(path) -> list[dict]:
     fault."""
     if not Path(path).is_file():
         raise UserError(f"{path}: {no_file(path)}")
+    return parse_jsonl(Path(path).read_bytes(), path)
+
+
+def parse_jsonl(contents: bytes, path) -> list[dict]:
+    """Return every record in the contents of a JSONL file. Raises UserError as read_jsonl does."""
     records = []
-    for number, line in enumerate(Path(path).read_bytes().split(b"\n"), 1):
+    for number, line in enumerate(contents.split(b"\n"), 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"

@@ -24,12 +24,12 @@ import torch
 from tqdm import tqdm
 
 from data_pool import read_jsonl
-from errors import UserError, exit_code, write_whole
+from errors import UserError, exit_code, one_line, write_whole
 from model.loading import hub_commit
 from policy import Policy
 from support.options import Parser, at_least
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
-from eval.common import (Verdict, load_records, mean, one_line_for, read_rows, results, spread,
+from eval.common import (Verdict, load_records, mean_score, read_rows, results, spread,
                          verdict)
 
 MODULES = {m.NAME: m for m in (api_bank, alfworld, bfcl, bamboogle, travelplanner)}
@@ -120,7 +120,7 @@ def chosen_records(bench: str, args) -> list:
 def read_responses(bench: str, records: list, args) -> dict:
     """{id: text} from --responses; records without a response fail and are counted."""
     path = Path(args.responses) / f"{bench}.jsonl" if args.bench == "all" else args.responses
-    with one_line_for(path):
+    with one_line(path, "is malformed"):
         answers = {row["id"]: row["response"] for row in read_rows(path)}
     if args.variant == EPISODES or not any(r["id"] in answers for r in records):
         raise UserError(
@@ -160,7 +160,7 @@ def evaluate(bench: str, records: list, policy, answers, args) -> dict:
     lines = [json.dumps({**row, "verdict": vars(v)}) + "\n" for row, v in zip(rows, verdicts)]
     write_whole(path, "".join(lines))
     summary = {"benchmark": bench, "variant": args.variant}
-    summary |= results(records, verdicts, vars(module).get("overall", mean))
+    summary |= results(records, verdicts, vars(module).get("overall", mean_score))
     summary["prompts_too_long"] = sum("too long" in row["problem"] for row in rows)
     summary["cut_or_missing"] = sum(
         row["truncated"] or row["problem"] == "no response" for row in rows
@@ -207,10 +207,12 @@ def run_settings(bench: str, prompts: list, policy, answers, args) -> dict:
     context = policy.lm.config.max_position_embeddings
     # a small context still leaves half of itself to the prompt
     new = min(args.max_new or MODULES[bench].MAX_NEW_TOKENS, context // 2)
+    settings["max_new_tokens"] = new
+    settings["max_prompt"] = min(args.max_prompt or context, context - new)
     # a model trained further at the same place is another model, and a template may name the day
-    return settings | {"saved_at": [last_change(args.model), last_change(args.adapter)],
-                       "first_prompt": digest(policy.encode(prompts[0])), "max_new_tokens": new,
-                       "max_prompt": min(args.max_prompt or context, context - new)}
+    settings["saved_at"] = [last_change(args.model), last_change(args.adapter)]
+    settings["first_prompt"] = digest(policy.encode(prompts[0]))
+    return settings
 
 
 def last_change(folder):

@@ -28,7 +28,7 @@ import operator
 import re
 from pathlib import Path
 
-from eval.common import Verdict, one_line, read_array, read_rows, verdict
+from eval.common import Verdict, brief, read_array, read_rows, verdict
 
 NAME = "api_bank"
 PAPER = {"Qwen2.5-7B": 61.6, "GenEnv 7B": 79.1}
@@ -208,7 +208,7 @@ def damo_fault(record: dict, response: str) -> str:
         if not same_arguments(found[0], given, expected):
             return "the arguments are not the expected ones"
     except (ValueError, RecursionError) as error:
-        return f"an argument is not of its declared type: {one_line(error, 80)}"
+        return f"an argument is not of its declared type: {brief(error, 80)}"
     return fails_fresh(gold_call, record["accounts"])
 
 

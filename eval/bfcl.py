@@ -49,12 +49,13 @@ import operator
 import re
 import sys
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from contextlib import suppress
 from pathlib import Path
+from typing import NamedTuple
 
 from errors import UserError, exit_code
-from eval.common import Verdict, between, one_line, read_rows, verdict
+from eval.common import Verdict, between, brief, read_rows, verdict
 from worlds.tools.call_text import plain as json_value
 
 NAME = "bfcl"
@@ -117,7 +118,7 @@ def decode_prompt(text: str) -> list:
     except (SyntaxError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError,
             MemoryError) as error:
         # NUL bytes, lone surrogates, 10,000 brackets, 5,000-digit integers, 1/0, {[]: 1}...
-        raise Undecodable(f"not Python literals: {one_line(error, 80)}") from None
+        raise Undecodable(f"not Python literals: {brief(error, 80)}") from None
 
 
 def call_of(node: ast.Call) -> tuple:
@@ -229,14 +230,14 @@ def check_call(doc: dict, call: tuple, answer: dict) -> str:
     name, arguments = call
     alternatives = next(iter(answer.values()))
     if name != doc["name"]:
-        return f"function {one_line(name, 60)} is not {doc['name']}"
+        return f"function {brief(name, 60)} is not {doc['name']}"
     properties = doc["parameters"]["properties"]
     for required in doc["parameters"].get("required", []):
         if required not in arguments:
             return f"required argument {required} is missing"
     for argument, value in arguments.items():
         if argument not in properties or argument not in alternatives:
-            return f"argument {one_line(argument, 60)} is not expected"
+            return f"argument {brief(argument, 60)} is not expected"
         if not value_matches(properties[argument], value, alternatives[argument]):
             return f"argument {argument} has a wrong value"
     for argument, listed in alternatives.items():
@@ -347,6 +348,7 @@ LOGIN = {"TicketAPI": ("current_user", "ticket_login", {"create_ticket"}),
                         {"post_tweet", "retweet", "comment", "follow_user", "unfollow_user"}),
          "TradingBot": ("authenticated", "trading_login",
                         {"place_order", "cancel_order", "fund_account", "withdraw_funds"})}
+MISSING = object()  # the default of an argument without one: it equals no value
 # arguments that name something which exists already; a name never heard of makes the call fail
 LOOKED_UP = {"access_token", "stock", "symbol", "source", "folder", "ticket_id", "order_id",
              "booking_id", "card_id", "receiver_id"}
@@ -385,7 +387,7 @@ def key_of(call: tuple, doc: dict) -> tuple:
         is_key = name.startswith("get_") and argument.endswith("_id")
         if is_key and type(value) is float and value.is_integer():
             value = int(value)
-        default = spec.get("default", key_of)  # without one: what equals no value
+        default = spec.get("default", MISSING)
         if value is None and default == "None":
             continue                           # documents write the default None as the text "None"
         if type(value) is not type(default) or value != default:
@@ -428,45 +430,55 @@ def is_known(value, text: str) -> bool:
     return value in text and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
 
 
-def match_class(model: list, truth: list, made: set) -> tuple[str, list]:
-    """Compare the calls of one class.
+class Step(NamedTuple):
+    """A call that can run, as far as it matters to the state of its class."""
+    key: tuple     # the call in comparable form
+    name: str
+    changes: bool  # whether it may change the state or move
+    result: str    # what it returned, of a call of the ground truth
 
-    model: [(key, name, only reads)] in order; truth: [(key, name, result, changes)] in order;
-    made: keys of calls of earlier turns.
-    Returns (why the state differs or "", results that the model's calls did not return).
+    def moment(self, changes: int) -> int:
+        """Return after how many changes its answer is the same: it may be constant."""
+        return 0 if CONSTANT.match(self.name) else changes
+
+
+def match_class(steps: list, expected: list, made: set) -> tuple[str, list]:
+    """Compare the steps of one class with the expected ones, both in order.
+
+    made: keys of calls of earlier turns. Returns (why the state differs or "", expected steps whose
+    results the model's calls did not return).
     """
-    changes = [key for key, _, _, changing in truth if changing]
-    reads = {key for key, _, _, changing in truth if not changing}
-    at, seen = 0, Counter()
-    for key, name, reading in model:
-        if at < len(changes) and key == changes[at]:
-            at += 1
-            made = made | {key}
-        elif key in reads or reading:
-            # a read between change at-1 and change at
-            seen[key, 0 if CONSTANT.match(name) else at] += 1
+    changes = [step.key for step in expected if step.changes]
+    reads = {step.key for step in expected if not step.changes}
+    # follow the model: each step is the next change, a read, or one that leaves the state as it is
+    done, answers = 0, Counter()
+    for step in steps:
+        if done < len(changes) and step.key == changes[done]:
+            done += 1
+            made = made | {step.key}
+        elif step.key in reads or not step.changes:
+            answers[step.key, step.moment(done)] += 1
+        elif step.name == "cd":
+            if done < len(changes):
+                return "cd moves and is not expected here", []
+        elif step.key not in made or step.name in NOT_IDEMPOTENT:
+            return f"{step.name} changes the state and is not expected here", []
+    if done < len(changes):
+        return f"{changes[done][0]} with the expected arguments is missing", []
+    # follow the ground truth: each of its reads needs an answer from the same moment
+    missing, done = [], 0
+    for step in expected:
+        if step.changes:
+            done += 1
+        elif answers[step.key, step.moment(done)]:
+            answers[step.key, step.moment(done)] -= 1
         else:
-            moves_at_the_end = name == "cd" and at == len(changes)
-            repeats = key in made and name != "cd" and name not in NOT_IDEMPOTENT
-            if not moves_at_the_end and not repeats:
-                return f"{name} changes the state and is not expected here", []
-    if at < len(changes):
-        return f"{changes[at][0]} with the expected arguments is missing", []
-    missing, epoch = [], 0
-    for key, name, result, changing in truth:
-        if changing:
-            epoch += 1
-            continue
-        when = 0 if CONSTANT.match(name) else epoch
-        if seen[key, when]:
-            seen[key, when] -= 1
-        else:
-            missing.append((name, result))
+            missing.append(step)
     return "", missing
 
 
 def check_turn(record: dict, calls: list) -> str:
-    """Why the calls of a long-context turn are wrong, or "" (rule without simulator)."""
+    """Return why the calls of a long-context turn are wrong, or "" (rule without simulator)."""
     truth = turn_calls(record)
     if not truth:
         return ""
@@ -476,30 +488,33 @@ def check_turn(record: dict, calls: list) -> str:
         return f"more than {MAX_CALLS} calls"
     docs, owner = {doc["name"]: doc for doc in record["function"]}, record["owner"]
     logins = set(record["logins"])
-    by_class = {name: ([], []) for name in record["involved_classes"]}
+    steps, expected = defaultdict(list), defaultdict(list)  # {class: its steps}
     for call in calls:
         name = call[0]
         if can_run(call, record, logins):
-            by_class[owner[name]][0].append(
-                (key_of(call, docs[name]), name, only_reads(name, owner)))
+            step = Step(key_of(call, docs[name]), name, not only_reads(name, owner), "")
+            steps[owner[name]].append(step)
             logins.add(name)
     for call, result in zip(truth, record["gt_results"]):
         name = call[0]
         # a call that failed left the state as it was
         failed = result.startswith(('{"error"', "Error during"))
-        changing = not (failed or only_reads(name, owner))
-        by_class[owner[name]][1].append((key_of(call, docs[name]), name, result, changing))
-    before, left = Counter(record["earlier_results"]), []
+        changes = not (failed or only_reads(name, owner))
+        expected[owner[name]].append(Step(key_of(call, docs[name]), name, changes, result))
+
     made = {key_of(call, docs[call[0]]) for call in record["made"]}
-    for model, expected in by_class.values():
-        reason, missing = match_class(model, expected, made)
+    missing = []
+    for name in record["involved_classes"]:
+        reason, unanswered = match_class(steps[name], expected[name], made)
         if reason:
             return reason
-        left += missing
-    for name, result in left:
-        if not before[result]:
-            return f"the result of {name} is missing"
-        before[result] -= 1
+        missing += unanswered
+    # a result that was returned before the turn need not be asked for again
+    before = Counter(record["earlier_results"])
+    for step in missing:
+        if not before[step.result]:
+            return f"the result of {step.name} is missing"
+        before[step.result] -= 1
     return ""
 
 
@@ -513,7 +528,7 @@ def simulator():
         from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker, multi_turn_utils
     except ImportError as error:
         raise UserError("the official simulator needs `pip install --no-deps bfcl-eval mpmath` "
-                        f"({one_line(error, 60)})") from None
+                        f"({brief(error, 60)})") from None
     return multi_turn_utils, multi_turn_checker
 
 

@@ -14,14 +14,13 @@ tests/verify.py compares `score` with recorded official verdicts.
 """
 import gzip
 import json
-from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from errors import UserError
+import numpy as np
 
-MALFORMED = (KeyError, TypeError, AttributeError, IndexError, ValueError, AssertionError,
-             RecursionError, SyntaxError)
+from data_pool import parse_jsonl
+from errors import one_line
 
 
 @dataclass
@@ -46,56 +45,38 @@ def verdict(reason: str, right: str) -> Verdict:
 # data files
 
 
-@contextmanager
-def one_line_for(where):
-    """Turn the errors of malformed data inside the block into a UserError."""
-    try:
-        yield
-    except MALFORMED as error:
-        fault = f"{type(error).__name__}: {one_line(error, 60)}"
-        raise UserError(f"{where}: malformed ({fault})") from None
-
-
 def load_records(module, data, **options) -> list[dict]:
-    """The records of one benchmark, from the folder `data`/NAME. UserError if they are not there,
-    or lack what the module asks for."""
+    """Return the records of one benchmark, from the folder `data`/NAME. Raises UserError if they
+    are not there, or lack what the module asks for."""
     folder = Path(data) / module.NAME
-    with one_line_for(folder):
+    with one_line(folder, "is malformed"):
         return module.load(folder, **options)
 
 
-def read_text(path) -> str:
-    """The text of a file, or of its twin `path`.gz. UserError if unreadable."""
-    zipped = Path(f"{path}.gz")
-    try:
-        if zipped.is_file():
-            return gzip.decompress(zipped.read_bytes()).decode("utf-8")
-        return Path(path).read_bytes().decode("utf-8")
-    except (OSError, EOFError, ValueError) as error:
-        raise UserError(f"{path}: cannot be read ({one_line(error)})") from None
+def unzipped(path) -> bytes:
+    """Return the contents of a file, or of its twin `path`.gz. Raises UserError if unreadable."""
+    twin = Path(f"{path}.gz")
+    with one_line(path, "cannot be read"):
+        return gzip.decompress(twin.read_bytes()) if twin.is_file() else Path(path).read_bytes()
 
 
 def read_rows(path) -> list[dict]:
-    """JSON objects of a file or its .gz twin, one per line."""
-    rows = []
-    # splitlines() would also cut at U+2028 and its kin, which JSON allows inside a string
-    for number, line in enumerate(read_text(path).split("\n"), 1):
-        if line.strip():
-            with one_line_for(f"{path}, line {number}"):
-                rows.append(dict(json.loads(line)))
-    return rows
+    """Return the JSON objects of a file or its .gz twin, one per line."""
+    return parse_jsonl(unzipped(path), path)
 
 
 def read_array(path) -> list[dict]:
-    """The records of a file that holds one JSON array."""
-    with one_line_for(path):
-        return json.loads(read_text(path))
+    """Return the records of a file that holds one JSON array."""
+    with one_line(path, "is malformed"):
+        return json.loads(unzipped(path))
 
 
-def one_line(error, width: int = 160) -> str:
-    """The text of an exception, or a text, on one printable line of at most `width` characters."""
-    text = " ".join((str(error) or type(error).__name__).split())[:width]
-    return text.encode("utf-8", "backslashreplace").decode()  # model text may hold lone surrogates
+def brief(text, width: int = 160) -> str:
+    """Return a text, or that of an exception, on one printable line of at most `width`
+    characters."""
+    words = (str(text) or type(text).__name__).split()
+    # model text may hold lone surrogates
+    return " ".join(words)[:width].encode("utf-8", "backslashreplace").decode()
 
 
 def between(text: str, opening: str, closing: str):
@@ -121,25 +102,24 @@ def spread(records: list, limit) -> list:
     return [records[i * len(records) // limit] for i in range(limit)]
 
 
-def mean(verdicts) -> float:
-    """The mean score in percent."""
+def mean_score(verdicts) -> float:
+    """Return the mean score in percent."""
     return 100 * sum(v.score for v in verdicts) / max(1, len(verdicts))
 
 
 def bootstrap(
-    verdicts: list, overall=mean, seed: int = 0, draws: int = 1000
+    verdicts: list, overall=mean_score, seed: int = 0, draws: int = 1000
 ) -> tuple[float, float]:
     """Percentile interval (95 %) of overall(verdicts) over verdicts drawn with replacement.
 
     It has no width where all verdicts are equal (0 % and 100 %).
     """
-    import numpy as np
     picks = np.random.default_rng(seed).integers(0, len(verdicts), (draws, len(verdicts)))
     low, high = np.percentile([overall([verdicts[i] for i in row]) for row in picks], [2.5, 97.5])
     return float(low), float(high)
 
 
-def results(records: list, verdicts: list, overall=mean) -> dict:
+def results(records: list, verdicts: list, overall=mean_score) -> dict:
     """{"score", "n", "interval_95", "categories", "metrics"} of one benchmark, in percent.
 
     metrics: means of the numbers in the verdicts' extra, as they are.

@@ -22,6 +22,8 @@ from errors import UserError, exit_code, write_whole
 from support.options import Parser
 from eval import bfcl, travelplanner
 from eval.common import load_records
+from worlds import InvalidTask
+from worlds.tool_calls import make_task
 
 MODULES = {module.NAME: module for module in (bfcl, travelplanner)}
 
@@ -76,8 +78,6 @@ def base_tasks(bench: str, data) -> tuple[list, Counter]:
 
 def unreadable(task: dict) -> str:
     """What the reader of --base-tasks says against a task, or ""."""
-    from worlds import InvalidTask
-    from worlds.tool_calls import make_task
     try:
         # as strictly as a task that a simulator wrote: its text must ask for something
         make_task(task, "env")

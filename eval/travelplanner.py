@@ -37,8 +37,8 @@ import math
 import re
 from pathlib import Path
 
-from errors import UserError
-from eval.common import Verdict, one_line_for, read_rows, read_text
+from errors import UserError, one_line
+from eval.common import Verdict, read_rows, unzipped
 
 NAME = "travelplanner"
 PAPER = {"Qwen2.5-7B": 14.3, "GenEnv 7B": 16.6}
@@ -61,7 +61,7 @@ def _table(path: Path) -> list[dict]:
     """The rows of a CSV file."""
     csv.field_size_limit(10_000_000)  # the reference information of a query is one cell
     # newline="" keeps line breaks inside quoted cells as they are
-    return list(csv.DictReader(io.StringIO(read_text(path), newline="")))
+    return list(csv.DictReader(io.StringIO(unzipped(path).decode("utf-8"), newline="")))
 
 
 def _complete(path: Path) -> list[dict]:
@@ -87,12 +87,12 @@ def database(folder: str) -> dict:
     matches.
     """
     root = Path(folder) / "database"
-    with one_line_for(root):
+    with one_line(root, "is malformed"):
         tables = {name: _by_city(root / file, *columns)
                   for name, (file, *columns) in TABLES.items()}
         tables["flights"] = _flights(root / "flights")
         tables["roads"] = _roads(root / "googleDistanceMatrix/distance.csv")
-        states = read_text(root / "background/citySet_with_states.txt")
+        states = unzipped(root / "background/citySet_with_states.txt").decode("utf-8")
         tables["states"] = dict(line.split("\t") for line in states.split("\n") if line.strip())
         return tables
 

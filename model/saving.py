@@ -36,21 +36,21 @@ def save_merged(base: str, adapter, out, dtype=torch.bfloat16):
     # on a full disk safetensors raises an error of its own
     with one_line(out, "cannot be written"):
         merged.to(dtype).save_pretrained(out)
-        copy_descriptions(base, Path(out))
+        copy_descriptions(base, Path(out), dtype)
 
 
-def copy_descriptions(base: str, out: Path):
+def copy_descriptions(base: str, out: Path, dtype):
     """Replace what transformers wrote beside the weights by the base's own files; only the type of
     the numbers is that of the weights."""
     folder = Path(base)
     if not folder.is_dir():
         folder = Path(snapshot_download(base, revision=hub_commit(base) or None,
                                         allow_patterns=DESCRIPTIONS))
-    dtype = json.loads((out / "config.json").read_text())["dtype"]
     for name in DESCRIPTIONS:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
-    change_json(out / "config.json", dtype=dtype, torch_dtype=dtype)  # the newer name and the older
+    kind = str(dtype).removeprefix("torch.")
+    change_json(out / "config.json", dtype=kind, torch_dtype=kind)  # the newer name and the older
 
 
 def change_json(path, **values):

@@ -124,9 +124,8 @@ def test_bad_input_is_one_line(run, tmp_path):
 def test_a_request_longer_than_the_model_reads_is_refused(run):
     """Otherwise the model would answer noise, and nothing would show why."""
     agent = ask.Agent(run)
-    limit = agent.world.o.max_prompt_tokens
-    assert agent("Put it on Friday. ")["response"]
-    user_error("makes a prompt of", agent, "Put it on Friday. " * limit)
+    assert agent(DENTIST)["response"]
+    user_error("makes a prompt of", agent, "Put it on Friday. " * 500)
 
 
 def test_a_full_gpu_is_one_line(run, monkeypatch):

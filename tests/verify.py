@@ -13,8 +13,8 @@ from pathlib import Path
 
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
 from eval.__main__ import BENCHES, table
-from eval.common import load_records, one_line, one_line_for, read_rows
-from errors import exit_code
+from eval.common import brief, load_records, read_rows
+from errors import exit_code, one_line
 from support.options import Parser
 
 # the share of verdicts that must agree, by kind; of all other kinds each one must
@@ -45,14 +45,14 @@ def agreement(bench: str, path, data) -> dict:
     """{kind: whether each verdict agrees}; disagreements are printed as they come."""
     differences, kinds, undecided = VERIFY[bench](data), {}, 0
     for number, row in enumerate(read_rows(path), 1):
-        with one_line_for(f"{path}, recorded verdict {number}"):
+        with one_line(f"{path}, recorded verdict {number}", "is malformed"):
             if row["kind"] in UNDECIDABLE:
                 undecided += 1
                 continue
             for kind, wrong in differences(row).items():
                 kinds.setdefault(kind, []).append(not wrong)
                 if wrong:
-                    print(f"disagrees  {kind}  {row['id']}: {one_line('; '.join(wrong), 1000)}")
+                    print(f"disagrees  {kind}  {row['id']}: {brief('; '.join(wrong), 1000)}")
     print(f"{undecided} recorded verdicts cannot be decided here")
     return kinds
 
