@@ -115,8 +115,8 @@ def test_a_line_makes_the_same_item_in_every_process():
 def test_families_that_may_not_in_are_refused_by_name():
     """Their scorers would run what a model wrote."""
     assert not set(gym.LEFT_OUT) & set(LEVELS)
-    user_error("countdown may not in: its scorer evaluates", gym.World, options("gcd,countdown"))
-    user_error("sokoban may not in", gym.World, options("sokoban"))
+    user_error("countdown is excluded: its scorer evaluates", gym.World, options("gcd,countdown"))
+    user_error("sokoban is excluded", gym.World, options("sokoban"))
     user_error("did you mean chain_sum", gym.World, options("chain_sums"))
     user_error("sudoku: the answer is too long", gym.World, options("sudoku"))
 

@@ -166,7 +166,7 @@ def test_shipped_base_models_half_know_their_world(module):
     assert reads_its_words(BASES / world.NAME, world.WORDS)
     policy, tasks = world.load_policy(), world.validation_tasks("tuning")
     o = replace(world.o, max_response_tokens=world.DEFAULTS.get("max_response_tokens", 24))
-    rollouts, texts = play(world, o, policy, None, tasks, 1, 1.0, policy.generator(0), 128)
+    rollouts, texts = play(world, o, policy, None, tasks, 1, 1.0, policy.generator(0))
     attempts = zip(tasks, rollouts, texts)
     rewards = [attempt_score(world, *attempt)[0] for attempt in attempts]
     assert 0.1 < sum(rewards) / len(tasks) < 0.5

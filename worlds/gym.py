@@ -14,10 +14,10 @@ Deviations: the simulator never sees a question, only family, levels and number.
 where on the library's scale the agent stands, so a bandit over (family, levels) is its natural
 rival.
 
-Which levels exist for a run does not depend on the machine: gym_levels.json, which
-scripts/gym_levels.py makes, lets in what can be made fast and small and is paid. As a last resort
-an item that takes LIMIT seconds of CPU time "cannot be made" (a timer, on the main thread only: a
-run plays there, while another trainer may score answers on other threads).
+Which levels exist for a run does not depend on the machine: gym_levels.json, made once by
+scripts/gym_levels.py (commit b946650), has what is made fast and small and is paid. As a last
+resort an item that takes LIMIT seconds of CPU time "cannot be made" (a timer, on the main thread
+only: a run plays there, while another trainer may score answers on other threads).
 """
 import io
 import json
@@ -37,8 +37,9 @@ from worlds.tiny_model import chat, in_words
 
 INSTALL = "pip install reasoning-gym==0.1.25 (it needs a C compiler)"
 TABLE = Path(__file__).with_name("gym_levels.json")
-# Families that may not in whatever their items are; the table adds those whose items fail. A scorer
-# that evaluates would run what a model wrote (`eval`, or sympy's parse_expr, which calls it).
+# Families that are excluded whatever their items are; the table adds those whose items fail. A
+# scorer that evaluates would run what a model wrote (`eval`, or parse_expr of sympy, which calls
+# it).
 EVALUATES = "its scorer evaluates the answer"
 LEFT_OUT = dict.fromkeys((
     "binary_matrix", "n_queens", "spiral_matrix", "string_insertion", "countdown", "puzzle24",
@@ -70,15 +71,15 @@ NOT_A_NUMBER = re.compile(r"(?<![a-z])(nan|inf|infinity)[ij]?(?![a-z])", re.IGNO
 
 
 def too_slow(*_):
-    """What the timer calls, the last resort: an item took LIMIT seconds."""
+    """Stop an item that takes too long: the timer calls this as a last resort."""
     raise TimeoutError
 
 
 @contextmanager
 def library(seconds: float):
-    """Around calls of the library: keeps Python's global random numbers, and what it prints to
-    itself, and on the main thread ends what takes too long. Threads wait for each other, as the
-    random numbers are one for all of them."""
+    """Within, call the library: Python's global random numbers are put back, what it prints is
+    dropped, and on the main thread what takes too long is stopped. Threads wait for each other,
+    since the random numbers are shared."""
     with ONE_AT_A_TIME, redirect_stdout(io.StringIO()):
         state = random.getstate()
         try:
@@ -107,8 +108,8 @@ def timer(seconds: float):
 
 
 def make_item(family: str, levels: dict, number: int):
-    """(the family's dataset at these levels, which scores, its item of this number: a dict with
-    "question" and "answer"). Raises whatever the library raises."""
+    """Return (the family's dataset at these levels, its item of this number). The dataset scores;
+    the item is a dict with "question" and "answer". Raises whatever the library raises."""
     from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
     from reasoning_gym.factory import DATASETS, create_curriculum
     curriculum = create_curriculum(family)
@@ -122,7 +123,7 @@ def make_item(family: str, levels: dict, number: int):
 
 
 def paid(dataset, item: dict, answer: str) -> float:
-    """What the family's own scorer pays for an answer, in [0, 1]."""
+    """Return what the family's own scorer pays for an answer, in [0, 1]."""
     if NOT_A_NUMBER.search(answer):
         return 0.0
     try:
@@ -135,8 +136,8 @@ def paid(dataset, item: dict, answer: str) -> float:
 
 @lru_cache(maxsize=1024)
 def item_of(line: str):
-    """make_item, each item once. Raises InvalidTask where it cannot be made or does not pay its own
-    answer."""
+    """Make the item of a line, each one once. Raises InvalidTask where it cannot be made or does
+    not pay its own answer."""
     with library(LIMIT):
         try:
             dataset, item = make_item(*read_line(line))
@@ -154,25 +155,25 @@ def item_of(line: str):
 
 
 def write_line(family: str, levels: dict, item: int) -> str:
-    """`chain_sum num_terms=2 num_digits=0 item 417`."""
+    """Write `chain_sum num_terms=2 num_digits=0 item 417`."""
     knobs = [f"{knob}={level}" for knob, level in levels.items()]
     return " ".join([family, *knobs, "item", str(item)])
 
 
 def read_line(text):
-    """The inverse of write_line. Raises InvalidTask for any other text."""
-    found = LINE.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
-    if found is None:
+    """Read what write_line wrote. Raises InvalidTask for any other text."""
+    match = LINE.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
+    if match is None:
         raise worlds.InvalidTask("malformed")
-    pairs = [word.split("=") for word in found[2].split()]
+    pairs = [word.split("=") for word in match[2].split()]
     levels = {knob: int(level) for knob, level in pairs}
     if len(levels) < len(pairs):
         raise worlds.InvalidTask("malformed")
-    return found[1], levels, int(found[3])
+    return match[1], levels, int(match[3])
 
 
 def answer_in(response: str) -> str:
-    """What stands between the last <answer> and </answer>; "" without them."""
+    """Return what is between the last <answer> and </answer>; "" without them."""
     if len(response) > MAX_CHARS:
         return ""
     _, start, rest = response.rpartition("<answer>")
@@ -184,16 +185,16 @@ def answer_in(response: str) -> str:
 # the world
 
 
-def named(asked: str, known, left_out: dict):
-    """The families of a text such as "gcd,lcm" or "all", each once. Raises UserError for one that
-    may not in."""
-    if asked == "all":
+def checked_families(text: str, known, excluded: dict):
+    """Return the families of a text such as "gcd,lcm" or "all", each once. Raises UserError for an
+    unknown or an excluded one."""
+    if text == "all":
         print("makes items of all families, for a minute or two ...", flush=True)
         return list(known)
-    names = list(dict.fromkeys(asked.replace(" ", "").split(",")))
+    names = list(dict.fromkeys(text.replace(" ", "").split(",")))
     for name in names:
-        if name in left_out:
-            raise UserError(f"--families {name} may not in: {left_out[name]}")
+        if name in excluded:
+            raise UserError(f"--families {name} is excluded: {excluded[name]}")
         if name not in known:
             raise UserError(f"--families {name}: {choose(name, ['all', *known])}")
     return names
@@ -220,14 +221,15 @@ class World(worlds.World):
                 "--world gym makes its own tasks: no --base-tasks, no --validation-tasks"
             )
         table = json.loads(TABLE.read_text())
-        asked = self.option("families")
-        # {family: {knob: its highest level}}; knobs that cannot move do not stand in a line
+        families = self.option("families")
+        excluded = table["left_out"] | LEFT_OUT
+        # {family: {knob: its highest level}}; knobs that cannot move are not in a line
         self.levels = {}
-        for family in named(asked, table["levels"], table["left_out"] | LEFT_OUT):
+        for family in checked_families(families, table["levels"], excluded):
             tops = table["levels"][family]
             self.levels[family] = {knob: top for knob, top in tops.items() if top}
         self.splits, self.questions = {split: [] for split in SIZES}, set()
-        faults = self.make_splits(asked == "all")
+        faults = self.make_splits(families == "all")
         sizes = [f"{len(tasks)} {split}" for split, tasks in self.splits.items()]
         print(f"{len(self.levels)} families, items: {', '.join(sizes)}", flush=True)
         if faults:
@@ -236,8 +238,8 @@ class World(worlds.World):
     # ---- tasks
 
     def make_splits(self, some_may_lack: bool) -> dict:
-        """Base and held-out tasks of all families. A family without base tasks leaves `levels` and
-        is returned, {family: why}, or raises UserError."""
+        """Make base and held-out tasks of all families. A family without base tasks leaves `levels`
+        and is returned, {family: why}, or raises UserError."""
         faults = {}
         for family in list(self.levels):
             base, fault = self.draw_tasks(family, "base")
@@ -253,12 +255,13 @@ class World(worlds.World):
         return faults
 
     def draw_tasks(self, family: str, split: str):
-        """(SIZES[split] tasks of a family, fewer if TRIES numbers for each do not give as many,
-        whose questions no other split has; why the last number that gave none did not, or "")."""
-        draw, tasks, fault = random.Random(f"{split} {family}"), [], ""
+        """Return (tasks of a family whose questions no other split has, why the last number that
+        gave none did not, or ""). They are SIZES[split], or fewer if TRIES numbers for each do not
+        give as many."""
+        rng, tasks, fault = random.Random(f"{split} {family}"), [], ""
         highest = 0 if split == "base" else None
         for number in range(FIRST[split], FIRST[split] + TRIES * SIZES[split]):
-            levels = self.random_levels(family, draw, highest)
+            levels = self.random_levels(family, rng, highest)
             try:
                 task = self.make(family, levels, number, split)
             except worlds.InvalidTask as reason:
@@ -272,17 +275,17 @@ class World(worlds.World):
                 break
         return tasks, fault
 
-    def random_levels(self, family: str, draw, highest=None) -> dict:
-        """{knob: level}, each drawn evenly from 0 to its highest level, or to `highest` if that is
+    def random_levels(self, family: str, rng, highest=None) -> dict:
+        """Draw {knob: level}, each evenly from 0 to its highest level, or to `highest` if that is
         less. None: `highest` is drawn first, so that all levels come up, the lower ones more
         often."""
         tops = self.levels[family]
         if highest is None:
-            highest = draw.randint(0, max(tops.values(), default=0))
-        return {knob: draw.randint(0, min(top, highest)) for knob, top in tops.items()}
+            highest = rng.randint(0, max(tops.values(), default=0))
+        return {knob: rng.randint(0, min(top, highest)) for knob, top in tops.items()}
 
     def make(self, family: str, levels: dict, number: int, *rest):
-        """The task of a line. rest: the last fields of Task. Raises InvalidTask."""
+        """Make the task of a line. rest: the last fields of Task. Raises InvalidTask."""
         levels = {knob: levels.get(knob, 0) for knob in self.levels[family]}
         spec = {"family": family, "levels": levels, "item": number}
         question = item_of(write_line(**spec))[1]["question"]
@@ -295,25 +298,25 @@ class World(worlds.World):
         return task
 
     def base_tasks(self):
-        """The first numbers of each family, at its lowest levels."""
+        """Return the first numbers of each family, at its lowest levels."""
         return self.splits["base"]
 
     def validation_tasks(self, split="validation"):
-        """Items of all levels, with numbers that a run may not draw."""
+        """Return items of all levels, with numbers that a run may not draw."""
         return self.splits[split]
 
     def same_task_key(self, task):
-        """The question: other lines may make the same."""
+        """Return the question: other lines may make the same one."""
         return task.text
 
     # ---- the two roles
 
     def agent_prompt(self, task):
-        """Chat messages for the agent."""
+        """Return chat messages for the agent."""
         return chat("Give the answer between <answer> and </answer>.", task.text)
 
     def env_prompt(self, seed_task, success):
-        """Chat messages for the simulator: some families with their knobs, the seed task's line,
+        """Return chat messages for the simulator: some families with knobs, the seed task's line,
         its success rate in eighths."""
         menu = "\n".join(self.menu(seed_task))
         line = write_line(**seed_task.spec)
@@ -323,7 +326,8 @@ class World(worlds.World):
         )
 
     def menu(self, seed_task):
-        """`chain_sum num_terms=0-10 num_digits=0-9` of the seed task's family and some others."""
+        """List `chain_sum num_terms=0-10 num_digits=0-9` of the seed task's family and some
+        others."""
         family = seed_task.spec["family"]
         others = [name for name in self.levels if name != family]
         # always the same ones for a seed task: prompts are made again
@@ -335,7 +339,7 @@ class World(worlds.World):
         return lines
 
     def parse_task(self, text, seed_task, epoch):
-        """The simulator's line -> a task. Raises InvalidTask with one of REASONS."""
+        """Read the simulator's line as a task. Raises InvalidTask with one of REASONS."""
         family, levels, number = read_line(text)
         if family not in self.levels:
             raise worlds.InvalidTask("unknown family")
@@ -352,7 +356,7 @@ class World(worlds.World):
     # ---- Eq. 1
 
     def library_score(self, task, response: str) -> float:
-        """What the family's own scorer pays for a response."""
+        """Return what the family's own scorer pays for a response."""
         answer = answer_in(response)
         if not answer:
             return 0.0
@@ -361,54 +365,56 @@ class World(worlds.World):
             return paid(dataset, item, answer)
 
     def score(self, task, response):
-        """Eq. 1 -> (1 where the family's own scorer pays 1, else 0; whether there is an answer)."""
+        """Return Eq. 1: (1 where the family's own scorer pays 1, else 0; whether there is an
+        answer)."""
         return float(self.library_score(task, response) == 1), answer_in(response) != ""
 
     def graded(self, task, response, reward):
-        """What the family's own scorer pays, for example for a nearly right order."""
+        """Return what the family's own scorer pays, for example for a nearly right order."""
         return self.library_score(task, response)
 
     def gold(self, task):
-        """The library's answer, in its tags."""
+        """Return the library's answer, in its tags."""
         answer = item_of(write_line(**task.spec))[1]["answer"].strip()
         return f"<answer>{answer}</answer>"
 
     # ---- what the figures need
 
     def skills(self, task):
-        """The family."""
+        """Return the family."""
         return [task.spec["family"]]
 
     def task_length(self, task):
-        """The sum of the levels, from 1 on."""
+        """Return the sum of the levels, from 1 on."""
         return 1 + sum(task.spec["levels"].values())
 
     def category(self, task):
-        """`chain_sum 3`: family and sum of levels."""
+        """Return `chain_sum 3`: family and sum of levels."""
         return f"{task.spec['family']} {sum(task.spec['levels'].values())}"
 
     # ---- warm start
 
     def warm_start_pairs(self, turn=0):
-        """Answers up to --warm-levels and lines at all levels, other ones in each pass `turn`."""
-        draw = random.Random(turn)
+        """Make answers up to --warm-levels and lines at all levels, other ones in each pass
+        `turn`."""
+        rng = random.Random(turn)
         base, held_out = self.base_tasks(), worlds.held_out_keys(self)
         answers, lines = [], []
         for _ in range(ANSWERS):
-            family = draw.choice(list(self.levels))
-            levels = self.random_levels(family, draw, self.option("warm_levels"))
+            family = rng.choice(list(self.levels))
+            levels = self.random_levels(family, rng, self.option("warm_levels"))
             try:
-                task = self.make(family, levels, draw.choice(RUN), "base")
+                task = self.make(family, levels, rng.choice(RUN), "base")
             except worlds.InvalidTask:
                 continue
             # some questions of small families are held out
             if task.text not in held_out:
                 answers.append((self.agent_prompt(task), self.gold(task)))
         for _ in range(LINES):
-            seed_task = draw.choice(base)
-            family = draw.choice(self.menu(seed_task)).split()[0]
-            line = write_line(family, self.random_levels(family, draw), draw.choice(RUN))
+            seed_task = rng.choice(base)
+            family = rng.choice(self.menu(seed_task)).split()[0]
+            line = write_line(family, self.random_levels(family, rng), rng.choice(RUN))
             # no task has been tried yet
-            success = draw.choice([None, 0, 0.25, 0.5, 0.75, 1])
+            success = rng.choice([None, 0, 0.25, 0.5, 0.75, 1])
             lines.append((self.env_prompt(seed_task, success), line))
         return {"agent": answers, "env": lines}

@@ -49,18 +49,18 @@ WELL_FORMED = rf"(s[1-{MAX_STEPS}] ({'|'.join(NAMES)}) [0-9]( |$))+"
 
 
 class Symbols:
-    """How tasks, answers and prompts are written for the tiny model; Words has the same methods."""
+    """Read and write tasks, answers and prompts for the tiny model; Words has the same methods."""
     lengths, category_name = (2, 3), "hardest tool"  # lengths: steps of held-out tasks
 
     @staticmethod
     def write(start, tools) -> str:
-        """`3 s1 inc s2 dbl`."""
+        """Write `3 s1 inc s2 dbl`."""
         steps = [f"s{i} {name}" for i, name in enumerate(tools, 1)]
         return " ".join([str(start), *steps])
 
     @staticmethod
     def read(text):
-        """What `write` wrote -> (start, tools), None for any other text."""
+        """Read what `write` wrote -> (start, tools), None for any other text."""
         words = text.split()
         start, tools = words[:1], words[2::2]
         if not tools or start[0] not in DIGITS or not set(tools) <= set(TOOLS):
@@ -71,29 +71,29 @@ class Symbols:
 
     @staticmethod
     def answer(tools, digits) -> str:
-        """`s1 inc 4 s2 dbl 8`."""
+        """Write `s1 inc 4 s2 dbl 8`."""
         steps = enumerate(zip(tools, digits), 1)
         return " ".join(f"s{i} {name} {digit}" for i, (name, digit) in steps)
 
     @staticmethod
     def read_answer(response: str):
-        """A response as `answer` writes it, None if it is not well-formed."""
+        """Return a response as `answer` writes it, None if it is not well-formed."""
         text = " ".join(response[:200].split())
         return text if re.fullmatch(WELL_FORMED, text) else None
 
     @staticmethod
     def agent_prompt(text) -> str:
-        """What the agent reads."""
+        """Return what the agent reads."""
         return f"{text} ="
 
     @staticmethod
     def env_prompt(text, success) -> str:
-        """What the simulator reads: the success rate in eighths, and the seed task."""
+        """Return what the simulator reads: the success rate in eighths, and the seed task."""
         return f"vary {bucket(success)} {text} =>"
 
     @staticmethod
     def category(tools) -> str:
-        """The hardest tool of the chain."""
+        """Return the hardest tool of the chain."""
         return max(tools, key=RUNG.get)
 
 
@@ -102,7 +102,7 @@ class Symbols:
 
 
 def run_tools(start, tools):
-    """The digits after each step: the executable checker's truth."""
+    """Return the digits after each step: the executable checker's truth."""
     digits = [start]
     for name in tools:
         digits.append(TOOLS[name](digits[-1]) % 10)
@@ -111,7 +111,7 @@ def run_tools(start, tools):
 
 @lru_cache
 def held_out(lengths) -> dict:
-    """{split: [(start, tools)]}: for each rung ten chains whose hardest tool is that rung's.
+    """Draw {split: [(start, tools)]}: for each rung ten chains whose hardest tool is that rung's.
 
     Two disjoint splits: "validation" is only ever reported, "tuning" is for choosing settings.
     lengths: steps of a chain, each equally likely.
@@ -130,8 +130,8 @@ def held_out(lengths) -> dict:
 
 
 def vary(tools, rng) -> list:
-    """A nearby variation: each tool may move one rung up or down, and a step may come or go at the
-    end. (Steps in the middle stay where they are: an index that shifts is hard to learn.)"""
+    """Draw a nearby variation: each tool may move one rung up or down, and a step may come or go at
+    the end. (Steps in the middle stay where they are: an index that shifts is hard to learn.)"""
     top = len(NAMES) - 1
     rungs = [RUNG[name] + rng.choice((-1, 0, 0, 0, 1)) for name in tools]
     tools = [NAMES[min(top, max(0, rung))] for rung in rungs]
@@ -144,7 +144,8 @@ def vary(tools, rng) -> list:
 
 
 def with_slips(start, tools, rng, share=1.0):
-    """The digits after each step, each wrong at a share of its tool's slip rate, and carried on."""
+    """Return the digits after each step, each wrong at a share of its tool's slip rate; a wrong one
+    is carried on."""
     digit, digits = start, []
     for name in tools:
         rung = RUNG[name]
@@ -183,19 +184,20 @@ class World(TinyWorld):
 
     @property
     def text(self):
-        """How tasks, answers and prompts are written."""
+        """Return how tasks, answers and prompts are written."""
         return Words if self.form == "words" else Symbols
 
     def task(self, start, tools, *rest) -> Task:
-        """A start digit and a chain of tools as a Task; rest: its other fields."""
+        """Make a Task of a start digit and a chain of tools; rest: its other fields."""
         return Task(self.text.write(start, tools), {"start": start, "tools": list(tools)}, *rest)
 
     def is_held_out(self, start, tools) -> bool:
-        """Whether a chain is in one of the two splits."""
+        """Return whether a chain is in one of the two splits."""
         return any((start, tuple(tools)) in split for split in held_out(self.text.lengths).values())
 
     def base_tasks(self):
-        """544 distinct chains of 1-3 steps over the four easiest tools, none of them held out."""
+        """Return 544 distinct chains of 1-3 steps over the four easiest tools, none of them held
+        out."""
         rng, tasks = random.Random(SEED + 1), {}
         while len(tasks) < N_BASE:
             task = self.task(*self.unseen(rng, NAMES[:BASE_TOOLS], 3), "base")
@@ -203,19 +205,19 @@ class World(TinyWorld):
         return list(tasks.values())
 
     def validation_tasks(self, split="validation"):
-        """120 tasks, ten per rung."""
+        """Return 120 tasks, ten per rung."""
         return [self.task(*chain, "validation") for chain in held_out(self.text.lengths)[split]]
 
     def env_prompt(self, seed_task, success):
-        """The recent success rate in eighths, or that it is unknown, and the seed task."""
+        """Return the recent success rate in eighths, or that it is unknown, and the seed task."""
         return self.text.env_prompt(seed_task.text, success)
 
     def agent_prompt(self, task):
-        """The chain."""
+        """Return the chain."""
         return self.text.agent_prompt(task.text)
 
     def parse_task(self, text, seed_task, epoch):
-        """The simulator's text -> a verified task. Raises InvalidTask with the reason to count."""
+        """Read the simulator's text as a task. Raises InvalidTask with the reason to count."""
         chain = self.text.read(text)
         if chain is None:
             raise InvalidTask("malformed")
@@ -224,32 +226,32 @@ class World(TinyWorld):
         return self.task(*chain, "env", seed_task.id, epoch)
 
     def gold(self, task):
-        """The response that earns the reward."""
+        """Return the response that earns the reward."""
         start, tools = task.spec["start"], task.spec["tools"]
         return self.text.answer(tools, run_tools(start, tools))
 
     def score(self, task, response):
-        """Eq. 1, structured branch: 1 if the whole trajectory is right, else 0; and
-        well-formedness."""
+        """Return Eq. 1 of a structured answer, 1 if the whole trajectory is right, else 0, and
+        whether it is well-formed."""
         answer = self.text.read_answer(response)
         return float(answer == self.gold(task)), answer is not None  # Eq. 1: 1[a' = a]
 
     def skills(self, task):
-        """The tools of the chain."""
+        """Return the tools of the chain."""
         return task.spec["tools"]
 
     def task_length(self, task):
-        """Number of steps."""
+        """Return the number of steps."""
         return len(task.spec["tools"])
 
     def category(self, task):
-        """The hardest tool of the chain; in words the number of steps."""
+        """Return the hardest tool of the chain; in words the number of steps."""
         return self.text.category(task.spec["tools"])
 
     def write_teacher(self, n: int, path):
-        """n distinct tasks of a stronger teacher: base tasks edited up to three times by the rule
-        that `vary` demonstrates. The stand-in for the paper's offline augmentation (957 and 1,777
-        tasks)."""
+        """Write n distinct tasks of a stand-in for a stronger teacher (the paper's offline
+        augmentation of 957 and 1,777 tasks): base tasks edited up to three times by the rule that
+        `vary` demonstrates."""
         rng, base, tasks = random.Random(SEED + 2), self.base_tasks(), {}
         while len(tasks) < n:
             seed = rng.choice(base)
@@ -266,14 +268,14 @@ class World(TinyWorld):
     # ---- the stand-in for an instruct model, and a chat model's warm start
 
     def unseen(self, rng, names, most: int):
-        """A random chain of at most so many steps that is not held out: (start, tools)."""
+        """Draw a chain of at most this many steps that is not held out: (start, tools)."""
         while True:
             chain = rng.randrange(10), rng.choices(names, k=rng.randint(1, most))
             if not self.is_held_out(*chain):
                 return chain
 
     def demonstrate(self, rng, easy=False):
-        """(prompt, response) of the agent's role: all tools with slips, or the easy ones with
+        """Make (prompt, response) of the agent's role: all tools with slips, or the easy ones with
         fewer."""
         names, most, share = NAMES, MAX_STEPS, 1
         if easy:
@@ -284,7 +286,7 @@ class World(TinyWorld):
         return prompt, self.text.answer(tools, digits)
 
     def imagine(self, rng):
-        """(prompt, response) of the simulator's role."""
+        """Make (prompt, response) of the simulator's role."""
         seed = self.unseen(rng, NAMES, MAX_STEPS)
         while True:
             chain = rng.randrange(10), vary(seed[1], rng)
@@ -295,11 +297,11 @@ class World(TinyWorld):
         return self.text.env_prompt(self.text.write(*seed), success), self.text.write(*chain)
 
     def pairs(self, rng, size: int):
-        """Half variations, half demonstrations."""
+        """Make pairs, half variations, half demonstrations."""
         return [self.demonstrate(rng) if i % 2 else self.imagine(rng) for i in range(size)]
 
     def warm_start_pairs(self, turn=0):
-        """What a chat model imitates in a pass, by --start (worlds/ladder_words.py)."""
+        """Make what a chat model imitates in a pass, by --start (worlds/ladder_words.py)."""
         rng = random.Random(SEED + 3 + turn + 100 * self.o.seed)
         easy, others, variations = ladder_words.PAIRS[self.option("start")]
         return {"agent": [self.demonstrate(rng, easy=i < easy) for i in range(easy + others)],

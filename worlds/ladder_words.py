@@ -41,17 +41,17 @@ ANSWER = rf"(({'|'.join(NAME_OF)}): [0-9](, |$))+"
 
 
 class Words:
-    """How the ladder's tasks, answers and prompts are written for a chat model."""
+    """Read and write the ladder's tasks, answers and prompts for a chat model."""
     lengths, category_name = (1, 2, 3, 4, 5), "number of steps"  # lengths: of held-out tasks
 
     @staticmethod
     def write(start, tools) -> str:
-        """`4: double, add 1`."""
+        """Write `4: double, add 1`."""
         return f"{start}: {', '.join(TOOL_WORDS[name] for name in tools)}"
 
     @staticmethod
     def read(text):
-        """What `write` wrote -> (start, tools), None for any other text."""
+        """Read what `write` wrote -> (start, tools), None for any other text."""
         match = re.fullmatch(r"([0-9]): ([a-z0-9, ]+)", plain(text))
         if match is None:
             return None
@@ -62,31 +62,31 @@ class Words:
 
     @staticmethod
     def answer(tools, digits) -> str:
-        """`double: 8, add 1: 9`."""
+        """Write `double: 8, add 1: 9`."""
         return ", ".join(f"{TOOL_WORDS[name]}: {digit}" for name, digit in zip(tools, digits))
 
     @staticmethod
     def read_answer(response: str):
-        """A response as `answer` writes it, None if it is not well-formed."""
+        """Return a response as `answer` writes it, None if it is not well-formed."""
         return plain(response) if re.fullmatch(ANSWER, plain(response)) else None
 
     @staticmethod
     def agent_prompt(text):
-        """Chat messages for the agent."""
+        """Return chat messages for the agent."""
         return chat("Give the digit after each step, modulo 10.", f"Digit {text}.")
 
     @staticmethod
     def env_prompt(text, success):
-        """Chat messages for the simulator: the success rate in eighths, and the seed task."""
+        """Return chat messages for the simulator: the success rate in eighths, the seed task."""
         return chat("Write a task: a digit and one to five steps.",
                     f"Vary, {in_words(success)}: {text}")
 
     @staticmethod
     def category(tools) -> str:
-        """The number of steps."""
+        """Return the number of steps."""
         return str(len(tools))
 
 
 def plain(text) -> str:
-    """A text without the full stop and the capitals of a chat model; "" if it is too long."""
+    """Return a text without the full stop and the capitals of a chat model, "" if too long."""
     return text.strip().rstrip(".").lower() if len(text) <= MAX_CHARS else ""

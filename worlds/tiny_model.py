@@ -1,7 +1,7 @@
 """A stand-in for an instruct model: a tiny word-level decoder, trained from scratch in minutes.
 
-Paper: "both initialised from the same instruct model". A world that needs no download shows a model
-of its own imperfect examples of both roles, and the loop starts from what it made of them.
+Paper: "both initialised from the same instruct model". A world that needs no download shows its own
+small model imperfect examples of both roles, and the loop starts from what it made of them.
 
 Usage: the ladder's and the household's base models are in worlds/base, so that a run starts from
 the same bits on every machine. `python -m worlds.household train SEED FOLDER` trains another one,
@@ -35,13 +35,13 @@ MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_att
              num_key_value_heads=4, max_position_embeddings=64, rope_theta=10000.0)
 BUCKETS = [*(f"b{i}" for i in range(9)), "b?"]  # recent success in eighths, or unknown
 SEED = 20251219  # task sets are the same for every --seed of a run
-# what such a world reads of the options, where there is no run
+# what such a world reads from the options, where there is no run
 NO_RUN = SimpleNamespace(model="", base_tasks="", validation_tasks="", world_options={})
 BASES = Path(__file__).parent / "base"  # a folder for each world whose base model is shipped
 
 
 def word_tokenizer(words):
-    """One token per word, words apart by blanks: a plain transformers tokenizer, can be saved.
+    """Make a tokenizer with one token per word, words separated by blanks; it can be saved.
 
     words: SPECIAL, then others, none of them twice.
     """
@@ -53,25 +53,23 @@ def word_tokenizer(words):
 
 
 def bucket(success) -> str:
-    """A success rate in [0, 1], or None if it is unknown, as one of BUCKETS."""
+    """Write a success rate in [0, 1], or None if it is unknown, as one of BUCKETS."""
     return "b?" if success is None else BUCKETS[round(8 * success)]
 
 
 def in_words(success) -> str:
-    """A success rate in [0, 1] in eighths, or None if it is unknown, for a chat model."""
+    """Write a success rate in [0, 1], or None if it is unknown, in eighths for a chat model."""
     return "not tried" if success is None else f"solved {round(8 * success)} of 8"
 
 
 def chat(system: str, user: str):
-    """Chat messages."""
+    """Make chat messages."""
     return [{"role": "system", "content": system}, {"role": "user", "content": user}]
 
 
 def encode_pairs(tokenizer, pairs):
-    """(prompt, response) texts -> ids (B, L), labels (B, L) with -100 on prompts and padding.
-
-    The end of a response is part of what is learnt.
-    """
+    """Encode (prompt, response) texts -> ids (B, L), labels (B, L) with -100 on prompts and
+    padding. The end of a response is part of what is learnt."""
     ids, labels = [], []
     for prompt, response in pairs:
         prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
@@ -83,7 +81,8 @@ def encode_pairs(tokenizer, pairs):
 
 
 def tiny_lm(vocabulary: int, shape: dict, seed: int):
-    """A fresh causal LM of MODEL, but for `shape`; vocabulary: its number of words."""
+    """Make a fresh causal LM of MODEL, with the changes in `shape`; vocabulary: its number of
+    words."""
     shape = {**MODEL, **shape}
     config = SeedOssConfig(
         vocab_size=vocabulary, pad_token_id=0, eos_token_id=1, bos_token_id=None,
@@ -101,7 +100,7 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
     response) texts of both roles. model_config: what differs from MODEL. lr: the peak of a
     one-cycle schedule. Two minutes at most for the default settings on one core.
 
-    Raises UserError if the texts have words that the vocabulary lacks, if one stands there twice,
+    Raises UserError if the texts have words that the vocabulary lacks, if a word is in it twice,
     and if a pair is longer than the model's context.
     """
     rng, tokenizer = random.Random(seed), word_tokenizer(words)
@@ -111,7 +110,7 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
     print(f"training the base model of this world, {steps} steps ...", flush=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, lr, steps, pct_start=0.1)
-    # disable=None: a bar in a terminal alone
+    # disable=None: show the bar only on a terminal
     for _ in trange(steps, desc="base model", leave=False, disable=None):
         ids, labels = encode_pairs(tokenizer, pairs_fn(rng, batch))
         loss = model(input_ids=ids, labels=labels).loss
@@ -124,8 +123,8 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
 
 
 def check_texts(words, pairs, context: int):
-    """Raises UserError for what would cost a training and go unnoticed: a word that is read as
-    padding, a pair of more words than the model reads."""
+    """Raise UserError for what would silently spoil the training: a word that is read as padding, a
+    pair of more words than the model reads."""
     counts = Counter(words)
     needed = {*SPECIAL, *(word for pair in pairs for text in pair for word in text.split())}
     wrong = [word for word in sorted({*needed, *counts}) if counts[word] != 1]
@@ -145,24 +144,27 @@ def save(model, tokenizer, folder):
 
 
 def load_trained(world, words, **recipe):
-    """The policy of a world's own base model, which is trained once and kept in runs/base until the
-    file of the world, or this one, changes. recipe: more arguments of `train`."""
+    """Load the policy of a world's own base model.
+
+    It is trained once and kept in runs/base until the file of the world, or this one, changes.
+    recipe: more arguments of `train`.
+    """
     files = inspect.getfile(type(world)), __file__
     code = b"".join(Path(file).read_bytes() for file in files)
     digest = hashlib.sha256(code).hexdigest()[:8]
     folder = Path("runs/base", f"{world.o.world}-{digest}")
     if not folder.is_dir():
-        new = Path(f"{folder}.{random.random()}")
-        save(*train(words, world.pairs, **recipe), new)
+        scratch = Path(f"{folder}.{random.random()}")
+        save(*train(words, world.pairs, **recipe), scratch)
         if not folder.is_dir():  # another run may have made the same meanwhile
-            new.rename(folder)  # whole or not at all
+            scratch.rename(folder)  # whole or not at all
     return worlds.open_policy(str(folder), world.o)
 
 
 class TinyWorld(worlds.World):
     """A world that brings its tasks and a base model of WORDS. A subclass has pairs(rng, n) to
     train a base model from. `chat`: whether --model names another model, which needs a chat
-    template; only a world with CHAT_DEFAULTS, the options' defaults there, takes one."""
+    template; only a world with CHAT_DEFAULTS, its defaults for such a model, takes one."""
     NAME, WORDS, RECIPE, CHAT_DEFAULTS = "", (), {}, {}
 
     def __init__(self, o):
@@ -177,14 +179,15 @@ class TinyWorld(worlds.World):
 
     @classmethod
     def defaults(cls, asked: dict) -> dict:
-        """DEFAULTS and one thread, as more slow such a small model down; or CHAT_DEFAULTS."""
+        """Return DEFAULTS and one thread, as more slow such a small model down; or
+        CHAT_DEFAULTS."""
         if cls.is_chat(asked.get("model", "")):
             return cls.CHAT_DEFAULTS
         return {"threads": 1, **cls.DEFAULTS}
 
     @classmethod
     def is_chat(cls, model: str) -> bool:
-        """Whether --model names something else than a tiny model of this world."""
+        """Return whether --model names anything that isn't a tiny model of this world."""
         if not model:
             return False
         file = Path(model, "tokenizer.json")
@@ -193,13 +196,13 @@ class TinyWorld(worlds.World):
         return list(json.loads(file.read_text())["model"]["vocab"]) != list(cls.WORDS)
 
     def load_policy(self):
-        """The model of --model, or the tiny base model, with two fresh adapters."""
+        """Load the model of --model, or the tiny base model, with two fresh adapters."""
         return worlds.open_policy(self.o.model or str(BASES / self.NAME), self.o)
 
 
 def main(world, argv=None) -> int:
-    """`python -m worlds.NAME train SEED FOLDER`; returns the exit code. world: a subclass of
-    TinyWorld."""
+    """Do what `python -m worlds.NAME train SEED FOLDER` says; return the exit code. world: a
+    subclass of TinyWorld."""
     argv = sys.argv[1:] if argv is None else argv
 
     def run():
