@@ -8,7 +8,7 @@ import os
 import sys
 import threading
 import traceback
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -187,12 +187,17 @@ def write_whole(path, *parts):
     if Path(path).is_dir():
         raise UserError(f"{path}: {no_file(path)}")
     scratch = Path(path).with_name(f"tmp-{Path(path).name}")
-    with open(scratch, "wb") as file:
-        for part in parts:
-            file.write(part.encode() if isinstance(part, str) else part)
-        file.flush()
-        os.fsync(file.fileno())  # before the rename: else a crash could leave an empty file
-    os.replace(scratch, path)
+    try:
+        with open(scratch, "wb") as file:
+            for part in parts:
+                file.write(part.encode() if isinstance(part, str) else part)
+            file.flush()
+            os.fsync(file.fileno())  # before the rename: else a crash could leave an empty file
+        os.replace(scratch, path)
+    except OSError as error:  # a full disk: give it back what was taken
+        with suppress(OSError):
+            scratch.unlink()
+        raise UserError(f"{path}: {first_line(error)}") from None
 
 
 def check_overwrite(path, beginning: bytes, force: bool):

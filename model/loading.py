@@ -23,9 +23,10 @@ from contextlib import suppress
 from pathlib import Path
 
 import torch
-from huggingface_hub import file_exists, try_to_load_from_cache
+from huggingface_hub import file_exists, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import GatedRepoError
 from peft import LoraConfig, get_peft_model
+from safetensors import safe_open
 from transformers import AutoConfig, AutoModelForCausalLM, BitsAndBytesConfig
 from transformers import PreTrainedTokenizerFast
 from transformers.utils import logging as messages
@@ -36,6 +37,7 @@ from errors import UserError, one_line
 TOLERANCE = {torch.bfloat16: (0.08, 1.0), torch.float32: (1e-5, 1e-3)}
 REAL = 256  # hidden size from which a model counts as a real one
 BASE_NOTE = "base.json"  # beside a saved adapter: the weights that it was trained on
+PIECES, PIECE = 16, 512  # numbers of a tensor that its hash is made of
 SHORT, STEPS = 32, 6  # tokens of the prompt and of the responses that `check_paths` tries
 LONGEST = 8192  # tokens that it counts with where nobody says how many there will be
 
@@ -156,10 +158,17 @@ def choose_dtype(dtype, device, config):
 
 
 def weights_of(model: str) -> str:
-    """What tells a model's weights: a hash of those files of a folder; a hub name is as good."""
-    if not Path(model).is_dir():
-        return model
-    return model_digest(model, (".safetensors", ".bin"))
+    """Return a hash of the weights of a folder, or of a hub name that was downloaded; "" where
+    there are none. Another folder, format or number type of the same weights has the same hash."""
+    folder = Path(model)
+    if not folder.is_dir():
+        try:
+            folder = Path(snapshot_download(model, local_files_only=True))
+        except (OSError, ValueError):  # it was never downloaded, or is no name of the hub
+            return ""
+    with one_line(model):
+        tensors = list(tensors_in(folder))
+    return tensors_digest(tensors) if tensors else ""
 
 
 def hub_commit(name: str) -> str:
@@ -168,20 +177,37 @@ def hub_commit(name: str) -> str:
     return Path(cached).parent.name if isinstance(cached, str) else ""
 
 
-def model_digest(model: str, endings="") -> str:
-    """What tells a model from another one in the same place: the commit of a hub name, else a hash
-    of a folder's files whose names end so: of each its name, its size and its last MB."""
-    if not Path(model).is_dir():
-        return hub_commit(model)
-    digest = hashlib.sha256()
-    for path in sorted(Path(model).iterdir()):
-        if not path.is_file() or not path.name.endswith(endings):
-            continue
-        size = path.stat().st_size
-        with open(path, "rb") as file:
-            file.seek(max(0, size - (1 << 20)))
-            digest.update(f"{path.name} {size}\n".encode() + file.read())
-    return digest.hexdigest()
+def tensors_in(folder: Path):
+    """Yield (name, tensor) of a model's files of weights. Of a tensor only those numbers are read
+    from the disk that somebody looks at."""
+    paths = list(folder.glob("model*.safetensors"))
+    for path in paths:
+        with safe_open(path, "pt") as file:
+            for name in file.keys():
+                yield name, file.get_tensor(name)
+    if not paths:
+        for path in folder.glob("pytorch_model*.bin"):
+            yield from torch.load(path, mmap=True, weights_only=True).items()
+
+
+def tensors_digest(tensors) -> str:
+    """Return a hash of (name, tensor) pairs in any order: of each its name, its shape and PIECE
+    numbers at each of PIECES places, which is all of a small one."""
+    lines = []
+    for name, tensor in tensors:
+        parts = tensor.detach().flatten().tensor_split(PIECES)
+        numbers = torch.cat([part[:PIECE] for part in parts]).float()
+        digest = hashlib.sha256(numbers.cpu().numpy().tobytes()).hexdigest()
+        lines.append(f"{name} {tuple(tensor.shape)} {digest}")
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+
+
+def model_digest(model: str) -> str:
+    """Return what identifies a model: the commit of a hub name, a hash of a folder's weights."""
+    if Path(model).is_dir():
+        return weights_of(model)
+    model_config(model)  # afterwards its commit is known
+    return hub_commit(model)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -222,26 +248,34 @@ def read_adapter(model, folder, name):
 
 def note_base(folder, names, model: str):
     """Write beside each saved adapter on which weights it was trained."""
-    base = {"model": model, "weights": weights_of(model)}
+    base = {"model": model, "digest": weights_of(model)}
     for name in names:
         Path(folder, name, BASE_NOTE).write_text(json.dumps(base))
 
 
 def check_base(folder, model: str):
-    """Raises UserError if the adapter in `folder` was trained on other weights than those of
-    `model`: it would load without a word, and the model's answers would be worse for it."""
+    """Raise UserError if the adapter in `folder` was trained on other weights than those of
+    `model`: it would load silently, and the model's answers would be worse for it. Print a line
+    where the weights cannot be compared."""
     note, config = Path(folder) / BASE_NOTE, Path(folder) / "adapter_config.json"
     if note.is_file():
         base = json.loads(note.read_text())
-        name, same = base["model"], base["weights"] == weights_of(model)
+        name, trained_on = base["model"], base.get("digest")
     else:  # an adapter that was made elsewhere names its base, and no more
         name = json.loads(config.read_text()).get("base_model_name_or_path") or model
-        # a hub name and a folder may hold the same weights
-        comparable = Path(name).is_dir() == Path(model).is_dir()
-        same = not comparable or Path(name).resolve() == Path(model).resolve()
+        trained_on = weights_of(name)
+    present = weights_of(model)
+    comparable = bool(trained_on and present)
+    if comparable:
+        same = trained_on == present
+    else:  # a hub name and a folder may hold the same weights
+        same = name == model or Path(name).is_dir() != Path(model).is_dir()
     if not same:
         raise UserError(f"the adapter {folder} was trained on {name}, not on {model}: "
                         "give that as the model")
+    if not comparable and name != model:
+        print(f"the adapter {folder} was trained on {name}, whose weights cannot be compared with "
+              f"those of {model}")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -70,11 +70,12 @@ def compare(folders, path) -> str:
 
 
 def settings_of(runs) -> list:
-    """Return the options of each run that not all runs share, the codes of its functions of
-    curriculum.py among them, as one text; without those that do not make a setting."""
+    """Return the options of each run that not all runs share, the hashes of its code among them, as
+    one text; without those that do not make a setting."""
     options = []
     for run in runs:
-        pairs = [*report.changed_options(run.o), *run.o.function_hashes.items()]
+        code = [(name, ", then ".join(hashes)) for name, hashes in run.o.code.items()]
+        pairs = [*report.changed_options(run.o), *code]
         options.append({f"{name} {value}" for name, value in pairs if name not in NO_SETTING})
     common = set.intersection(*options)
     return [", ".join(sorted(texts - common)) or "defaults" for texts in options]

@@ -30,7 +30,7 @@ from pathlib import Path
 
 import torch
 
-from support import checkpoint
+from support import checkpoint, origin
 from errors import UserError, write_whole
 from model.loading import check_model
 from interaction import read_written
@@ -154,7 +154,8 @@ class WarmStart:
     def __init__(self, world, s, out: Path):
         """Goes on with what was done before a stop. Raises UserError if that had other settings."""
         self.world, self.path, o = world, out / "warm_start" / "state.pt", world.o
-        settings = {**asdict(o), **vars(s), "out": "", "threads": 0, "files": checkpoint.hashes(o)}
+        files = origin.inputs(o) | origin.file_hashes(origin.world_files(o.world))
+        settings = {**asdict(o), **vars(s), "out": "", "threads": 0, "files": files}
         self.state = {"settings": settings, "date": time.strftime("%Y-%m-%d"),
                       "nats_per_token": [], "rounds": [], "own": []}
         if self.path.is_file():

@@ -13,78 +13,87 @@ the checkpoint begins with a hash of itself, and holds one of each append-only f
 import fcntl  # Linux and macOS; on Windows use WSL
 import hashlib
 import os
+import shlex
+import shutil
 import signal
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from io import BytesIO
 from itertools import count
 from pathlib import Path
 from tempfile import TemporaryFile
 
+import torch
+
 from data_pool import EnvRecord, Task, Trace, Trial, read_jsonl
-from errors import Stopped, UserError, one_line, write_whole
+from errors import Stopped, UserError, first_line, one_line, write_whole
+from policy import Rollout
+from support.origin import check_origin
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
-PROJECT = Path(__file__).resolve().parents[1]
 
 
 # ---------------------------------------------------------------------------------------------
 # run folders
 
 
+@contextmanager
+def claimed_folder(o):
+    """Within: the folder of a run and its lock, held until it is closed. A folder that was made for
+    a run which then cannot begin is removed again. Raises UserError rather than overwrite one."""
+    is_new = not o.out or not Path(o.out).exists()
+    folder = choose_folder(o)
+    try:
+        yield folder, lock_folder(folder)
+    except BaseException:
+        if is_new:
+            shutil.rmtree(folder)
+        raise
+
+
 def choose_folder(o) -> Path:
-    """The folder of a run; nothing is written yet. Raises UserError rather than overwrite one."""
+    """Return the folder of a run, and make it at once: another run may begin at the same time."""
     if not o.out:
-        number = next(n for n in count() if not list(Path("runs").glob(f"{n:03d}-*")))
-        return Path("runs") / f"{number:03d}-{o.variant}"
+        return next_free_folder(o.variant)
     folder = Path(o.out)
-    # a file can be made in it, or in the nearest folder above it that exists
-    nearest = next(p for p in (folder, *folder.parents) if p.exists())
     with one_line(f"--out {folder}"):
-        TemporaryFile(dir=nearest).close()
-    if o.resume:
-        last_epoch = records_written(folder) - 1
-        if last_epoch > o.epochs:
-            raise UserError(f"--epochs is {o.epochs}: {folder} has come to epoch {last_epoch}")
-    elif folder.exists():
-        # these alone are what a run left that was killed before it had begun
-        contents = {path.name for path in folder.iterdir()} - {"lock", "tmp-config.json"}
-        if contents:
-            raise UserError(f"--out {folder} is not empty: choose another; to go on with a run "
-                            "there, add --resume; a warm start's model there: give it as --model")
+        folder.mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder).close()  # whether files can be made in it
+    # only these are left by a run that was killed before it had begun
+    contents = {path.name for path in folder.iterdir()} - {"lock", "tmp-config.json"}
+    if contents and not o.resume:
+        raise UserError(f"--out {folder} is not empty: choose another; to resume a run there, add "
+                        "--resume; a warm start's model there: give it as --model")
     return folder
 
 
-def records_written(folder: Path) -> int:
-    """Records in metrics.jsonl, a part that a kill left of one as well: the epochs that came to
-    their end, epoch 0 among them."""
-    return _read(folder / "metrics.jsonl").count(b'{"epoch": ')
+def next_free_folder(variant: str) -> Path:
+    """Make runs/NNN-VARIANT with the lowest number that no run has."""
+    for number in count():
+        folder = Path("runs") / f"{number:03d}-{variant}"
+        if not list(Path("runs").glob(f"{number:03d}-*")):
+            with suppress(FileExistsError):  # another run was faster
+                folder.mkdir(parents=True)
+                return folder
 
 
 def lock_folder(folder: Path):
-    """The folder's lock, an open file: held until it is closed or the process is dead. Raises
-    UserError if another program is at work there."""
+    """Return the folder's lock, an open file: held until it is closed or the process is dead.
+    Raises UserError if another program is at work there, or if the disk knows no locks."""
     handle = open(folder / "lock", "ab")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(
             f"another program is at work in {folder}: wait, or choose another --out") from None
+    except OSError as error:
+        raise UserError(f"the disk of {folder} cannot lock files ({first_line(error)}): choose an "
+                        "--out on another disk") from None
     return handle
 
 
-def hashes(o) -> dict:
-    """{file that a run reads, or model that an option names: its hash}."""
-    from model.loading import model_digest  # here and not above: it loads torch
-    # the project's own files lie beside this module, wherever the run is started from
-    paths = {name: PROJECT / name for name in ("curriculum.py", f"worlds/{o.world}.py")}
-    for value in (o.base_tasks, o.validation_tasks, o.teacher_tasks, *o.world_options.values()):
-        if isinstance(value, str):
-            paths[value] = Path(value)
-    found = {name: _sha256(_read(path)) for name, path in paths.items() if path.is_file()}
-    for model in (o.model, o.env_model):
-        if model:
-            found[model] = model_digest(model)
-    return found
+def resume_command(folder) -> str:
+    """Return the command that resumes a run, ready to be pasted."""
+    return shlex.join(("python", "genenv.py", "--resume", "--out", str(folder)))
 
 
 def _read(path) -> bytes:
@@ -102,7 +111,6 @@ def _sha256(data) -> str:
 
 def write(path, state: dict):
     """torch.save, whole or not at all; before it the hash of its bytes."""
-    import torch  # here and not above: a command line is checked without it
     # into memory first: torch's own writer hides that a disk is full
     buffer = BytesIO()
     torch.save(state, buffer)
@@ -111,8 +119,6 @@ def write(path, state: dict):
 
 def read(path) -> dict:
     """What `write` wrote. Raises UserError if a bit of it has changed."""
-    import torch
-    from policy import Rollout
     data = Path(path).read_bytes()
     digest, state = data[:64], data[64:]
     if digest != _sha256(state).encode():
@@ -138,7 +144,7 @@ def save(run):
         "adapters": adapters,
         "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
         "generators": [run.rng.get_state(), run.sampler.get_state()],
-        "state": vars(run.state), "files": files, "sources": run.sources})
+        "state": vars(run.state), "files": files, "origin": run.origin})
 
 
 def load(run):
@@ -151,7 +157,11 @@ def load(run):
     path = run.folder / "checkpoint.pt"
     if path.is_file():
         saved = read(path)
-        check_sources(run, saved["sources"])
+        check_origin(saved["origin"], run.origin)
+        last_epoch = saved["state"]["epoch"] - 1
+        if last_epoch > run.o.epochs:
+            raise UserError(f"--epochs is {run.o.epochs}: {run.folder} has come to epoch "
+                            f"{last_epoch}")
         check_files(run.folder, saved["files"])
         with one_line(path, "does not fit the options in config.json"):
             restore(run, saved)
@@ -169,18 +179,6 @@ def load(run):
           f"{run.state.step} steps")
 
 
-def check_sources(run, sources: dict):
-    """Raises UserError if a file of tasks or a model is not what the run began with. An edited .py
-    is only told of: a mistake in a world, or in a fork, may be mended."""
-    for name, digest in sources.items():
-        if run.sources.get(name) == digest:
-            continue
-        message = f"{name} is not what this run began with"
-        if not name.endswith(".py"):
-            raise UserError(f"{message}: restore it, or start a new run")
-        print(message)
-
-
 def check_files(folder: Path, files: dict):
     """Raises UserError unless each of FILES begins with what it held when the checkpoint was made.
     files: {name: [its size then, its hash then]}."""
@@ -196,8 +194,8 @@ def check_files(folder: Path, files: dict):
 def check_nothing_to_lose(folder: Path):
     """Raises UserError if a folder without a checkpoint is more than what a run leaves that was
     killed in epoch 0."""
-    # epoch 0 writes no env.jsonl; every other file names its epochs
-    trained = any(b'"epoch": 1' in _read(folder / name) for name in FILES)
+    trained = _read(folder / "metrics.jsonl").count(b"\n") > 1
+    # epoch 0 writes no env.jsonl
     if trained or _read(folder / "env.jsonl") or (folder / "adapters").exists():
         raise UserError(f"{folder} has no checkpoint.pt, but what was written after its first one: "
                         "copy it as well, or choose another --out")
@@ -232,9 +230,12 @@ def stop_signals(run):
     try:
         yield
     except UserError as error:
-        raise UserError(f"{error}; to go on after that: --resume --out {run.folder}") from error
+        raise UserError(f"{error}; to resume after that: {resume_command(run.folder)}") from error
+    except OSError as error:  # a full disk
+        raise UserError(f"{run.folder}: {first_line(error)}; to resume after that: "
+                        f"{resume_command(run.folder)}") from error
     except Exception as error:  # of a user's own Python, perhaps: its traceback follows
-        error.add_note(f"to go on after that: --resume --out {run.folder}")
+        error.add_note(f"to resume after that: {resume_command(run.folder)}")
         raise
     finally:
         for number, handler in former.items():
@@ -250,4 +251,4 @@ def stop_if_asked(run, steps=1):
         save(run)
         raise Stopped(
             run.stop, f"stopped in epoch {run.state.epoch}, {run.state.step} of its {run.o.steps} "
-            f"steps done; go on with: python genenv.py --resume --out {run.folder}")
+            f"steps done; resume with: {resume_command(run.folder)}")

@@ -17,13 +17,16 @@ import textwrap
 from statistics import fmean, stdev
 from typing import NamedTuple
 
+from matplotlib.figure import Figure
+
 from errors import printable
+from support.metrics import VALIDATION
 
 
 class Panel(NamedTuple):
     """One figure of curves."""
     title: str
-    unit: str      # "length": the world's own unit, which its records name
+    unit: str      # "length": the world's own, which its records name; "p_hat": no curves
     metrics: dict  # {key of a record: its legend}; settings are compared by the first
     caption: str
 
@@ -39,6 +42,9 @@ SECTIONS = {  # {heading: its panels}
                "unsolved": "tasks never solved"},
               "A trained simulator imitates tasks in the band. Success may end above it: the agent "
               "learns from them."),
+        Panel("p_hat of new tasks", "p_hat", {},
+              "Darker: a larger share of the epoch's new tasks. A trained simulator imitates those "
+              "in the band. Tasks at 0 and 1 teach the agent nothing."),
         Panel("Mixed groups", "share",
               {"mixed_share": "of generated tasks",
                "mixed_of_possible": "of those possible at their success"},
@@ -78,8 +84,6 @@ SECTIONS = {  # {heading: its panels}
     ],
 }
 BAND = "the band alpha ± k_min"
-P_HAT_CAPTION = ("Darker: a larger share of the epoch's new tasks. A trained simulator imitates "
-                 "those in the band. Tasks at 0 and 1 teach the agent nothing.")
 LEGEND_COLUMNS = 44  # characters that fit beside a line's sample
 
 
@@ -90,29 +94,35 @@ LEGEND_COLUMNS = 44  # characters that fit beside a line's sample
 def of_one_run(metrics, k_min: float) -> list:
     """All figures of a run. metrics: its records; k_min: half width of its band."""
     band = {m["epoch"]: (m["alpha"] - k_min, m["alpha"] + k_min) for m in metrics}
-    sections = of_runs({"": [metrics]}, band)
-    if any(sum(m["p_hat_counts"]) for m in metrics):
-        figure = p_hat_by_epoch([m["p_hat_counts"] for m in metrics], band)
-        # beside success on generated tasks: it shows the same tasks one by one
-        sections[0]["figures"].insert(2, page_entry("p_hat of new tasks", figure, P_HAT_CAPTION))
-    return sections
+    return of_runs({"": [metrics]}, band)
 
 
 def of_runs(runs: dict, band=None) -> list:
     """A figure for each panel that has something to show. runs: {setting: [records of each seed's
-    run]}, one or more; band: as in `curves`."""
+    run]}, one or more; band: of a single run, as in `curves`."""
     sections = []
-    first_run = next(iter(runs.values()))[0]
     for heading, panels in SECTIONS.items():
         drawn = []
         for panel in panels:
-            lines = lines_of(panel, runs)
-            if any(lines.values()):
-                around = band if "success_rate" in panel.metrics else None
-                figure = curves(lines, unit_of(panel, first_run), around)
+            figure = figure_of(panel, runs, band)
+            if figure:
                 drawn.append(page_entry(panel.title, figure, panel.caption))
         sections.append({"heading": heading, "figures": drawn})
     return sections
+
+
+def figure_of(panel, runs: dict, band):
+    """Return a panel's figure, None where it has nothing to show."""
+    first_run = next(iter(runs.values()))[0]
+    if panel.unit == "p_hat":
+        counts = [m["p_hat_counts"] for m in first_run]
+        # one run's tasks one by one: those of several would not fit
+        return p_hat_by_epoch(counts, band) if band and any(map(sum, counts)) else None
+    lines = lines_of(panel, runs)
+    if not any(lines.values()):
+        return None
+    around = band if "success_rate" in panel.metrics else None
+    return curves(lines, unit_of(panel, first_run), around)
 
 
 def lines_of(panel, runs: dict) -> dict:
@@ -150,7 +160,7 @@ def points(runs, key) -> list:
 def was_measured(m, key) -> bool:
     """Whether an epoch's record has a value of that epoch; the validation may be of an earlier
     one."""
-    if key.startswith("validation") and m["validated"] != m["epoch"]:
+    if key in VALIDATION and m["validated"] != m["epoch"]:
         return False
     return m[key] is not None
 
@@ -166,7 +176,6 @@ def unit_of(panel, metrics) -> str:
 
 def canvas(unit: str, legend_lines: int):
     """An empty figure and its axis, epochs to the right."""
-    from matplotlib.figure import Figure  # here, as only a page needs it and it loads for a second
     # a page shows a point as 1.2 pixels or so
     figure = Figure(figsize=(4.6, 3.0 + 0.2 * legend_lines), layout="constrained")
     axis = figure.subplots()
@@ -177,8 +186,8 @@ def canvas(unit: str, legend_lines: int):
 
 
 def curves(lines: dict, unit: str, band=None):
-    """A figure of {name: points}: means of runs with bars of their standard errors, which of a
-    single run have no length. band: {epoch: (lowest, highest)}."""
+    """A figure of {name: points}: means of runs, with bars of their standard errors if there are
+    several. A name has the same colour in every figure. band: {epoch: (lowest, highest)}."""
     labels = [legend_label(name) for name in lines]
     figure, axis = canvas(unit, legend_lines=sum(label.count("\n") + 1 for label in labels))
     for index, (label, line) in enumerate(zip(labels, lines.values())):
@@ -189,7 +198,8 @@ def curves(lines: dict, unit: str, band=None):
         errors = [standard_error(values) for _, values in line]
         # thin over thick, as lines may coincide
         width = 3 / (1 + index / 2)
-        axis.errorbar(epochs, means, errors, label=label, lw=width, elinewidth=1, marker="o", ms=3)
+        axis.errorbar(epochs, means, errors if any(errors) else None, label=label,
+                      color=f"C{index}", lw=width, elinewidth=1, marker="o", ms=3)
     if band:
         lowest, highest = zip(*band.values())
         axis.fill_between(list(band), lowest, highest, alpha=0.15, lw=0, label=BAND)

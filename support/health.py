@@ -130,11 +130,11 @@ def leak(r, history, o) -> str:
 
 def not_finite(r, history, o) -> str:
     """A loss or a gradient was NaN or infinite."""
-    if not r["skipped_steps"] and not r["env_skipped_steps"]:
+    agent, simulator = r["skipped_steps"] or 0, r["env_skipped_steps"] or 0
+    if not agent and not simulator:
         return ""
-    return (f"{r['skipped_steps']} steps of the agent and {r['env_skipped_steps']} of the "
-            "simulator were skipped, as loss or gradient is not finite: lower --agent-lr or "
-            "--env-lr")
+    return (f"{agent} steps of the agent and {simulator} of the simulator were skipped, as loss or "
+            "gradient is not finite: lower --agent-lr or --env-lr")
 
 
 CHECKS = {
@@ -156,11 +156,11 @@ def above(threshold: float, figure) -> bool:
     return figure is not None and figure > threshold
 
 
-def warnings(record: dict, history: list, o) -> list[str]:
-    """All warnings that hold for this epoch, each its name and one sentence: what was found, what
-    to change.
+def warnings(record: dict, history: list, o) -> list[dict]:
+    """Return all warnings that hold for this epoch: each its "name", and a "text" of one sentence
+    that says what was found and what to change.
 
     record: the epoch's metrics (metrics.epoch_record); history: the records of earlier epochs.
     """
     sentences = {name: check(record, history, o) for name, check in CHECKS.items()}
-    return [f"{name}: {sentence}" for name, sentence in sentences.items() if sentence]
+    return [{"name": name, "text": text} for name, text in sentences.items() if text]

@@ -25,6 +25,9 @@ from errors import UserError
 from interaction import attempt_score, play
 from support import health
 
+# fields of a record that are repeated until they are measured again
+VALIDATION = ("validated", "validation", "validation_rates", "validation_greedy", "validation_set",
+              "validation_by")
 # of the t-distribution, by degrees of freedom
 T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
 
@@ -51,7 +54,7 @@ def validation(run) -> dict:
     and can be compared task by task."""
     o, epoch = run.o, run.state.epoch
     if epoch % o.val_every and epoch != o.epochs:
-        return {key: value for key, value in run.history[-1].items() if key.startswith("validat")}
+        return {key: run.history[-1][key] for key in VALIDATION}
     tasks = run.world.validation_tasks()
     sampled = rates_on(run, tasks, o.val_samples, o.temperature)
     greedy = rates_on(run, tasks, 1, 0.0)
@@ -145,18 +148,18 @@ def agent_figures(run, env_stats: dict) -> dict:
     if run.o.agent_reward != "plain":
         figures["agent_reward"] = mean(stats["agent_reward"] for stats in state.agent)
     # of the policy, per token
-    tokens = max(1, sum(e.tokens for e in traces))
-    figures["entropy"] = state.surprise / tokens if traces else None
+    tokens = sum(e.tokens for e in traces)
+    figures["entropy"] = state.surprise / tokens if tokens else None
     # share of the attempts that ran into a limit
     figures["truncated"] = mean(bool(e.truncated) for e in traces)
     # see grpo.grpo_update
     for key in ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens", "mismatch"):
         figures[key] = mean(stats[key] for stats in state.agent if stats[key] is not None)
     # steps that were left out, as they were not finite
-    figures["skipped_steps"] = sum(stats["skipped_steps"] for stats in state.agent)
+    figures["skipped_steps"] = total(stats["skipped_steps"] for stats in state.agent)
     # whether an update of one player moved the other one as well
-    updates = [*state.agent, env_stats]
-    figures["other_adapter_moved"] = any(stats.get("other_moved") for stats in updates)
+    moved = [stats["other_moved"] for stats in (*state.agent, env_stats) if "other_moved" in stats]
+    figures["other_adapter_moved"] = any(moved) if moved else None
     return figures
 
 
@@ -178,9 +181,8 @@ def simulator_figures(run, new, env_stats: dict) -> dict:
         figures["refused"] = health.refused(figures) / state.written
         figures["env_kept"] = env_stats["env_kept"]
     # see rwr.rwr_update
-    for key in ("env_steps", "env_capped", "env_skipped_steps"):
-        figures[key] = env_stats.get(key, 0)
-    for key in ("env_kl", "env_kl_step", "env_ess", "env_weight_ratio"):
+    for key in ("env_steps", "env_capped", "env_skipped_steps", "env_kl", "env_kl_step", "env_ess",
+                "env_weight_ratio"):
         figures[key] = env_stats.get(key)
     return figures
 
@@ -298,9 +300,15 @@ def peak_memory(peaks: dict, phase: str):
 
 
 def mean(values) -> float | None:
-    """Arithmetic mean, None for nothing."""
-    numbers = list(values)
+    """Return the mean of what was measured; None stands for what was not, and for no mean."""
+    numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
+
+
+def total(values) -> int | None:
+    """Return the sum, None for nothing."""
+    numbers = list(values)
+    return sum(numbers) if numbers else None
 
 
 def entropy(labels) -> float | None:

@@ -17,81 +17,134 @@ Deviations of the 7B presets from the paper:
   `--k-min 1 --lam 6 --beta 8`, or raise --G.
 """
 import argparse
+import ast
 import inspect
 import json
 import os
 import re
 from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
+from itertools import pairwise
 from pathlib import Path
 
-from errors import UserError, choose, one_line, users_code
 import curriculum
+from errors import UserError, choose, one_line, users_code
 from support.probe import try_functions
 from worlds import load_world, world_names
 
 
 @dataclass(frozen=True)
 class Options:
-    """Every option of a run; the comment next to each is its --help text."""
-    # the run
-    out: str = ""                     # run folder; empty: the next free runs/NNN-VARIANT
-    resume: bool = False              # go on with the run in --out from its checkpoint
-    variant: str = "genenv"           # genenv; random: untrained simulator; the others: none
-    world: str = "ladder"             # domain, a module of worlds/; it has options of its own
-    seed: int = 0                     # seeds adapters, sampling and every choice of the loop
-    threads: int = 0                  # torch threads; 0: OMP_NUM_THREADS if set, else all cores
-    # models
-    model: str = ""                   # local folder or hub name; the embedded worlds have their own
-    env_model: str = ""               # the simulator's own model; empty: it shares the agent's
-    base_tasks: str = ""              # JSONL of base tasks (the embedded worlds have their own)
-    validation_tasks: str = ""        # JSONL of held-out tasks; empty: an eighth of the base tasks
-    teacher_tasks: str = ""           # JSONL of ready-made tasks for --variant teacher
-    quant: str = ""                   # nf4: 4-bit base model
-    dtype: str = "auto"               # of the base model; adapters are always fp32
-    chat_template_kwargs: str = ""    # JSON for the chat template, {"enable_thinking": false}
-    rank: int = 16                    # LoRA rank of both adapters
-    # the loop
-    epochs: int = 24                  # T of Algorithm 1
-    steps: int = 6                    # agent updates per epoch
-    seed_tasks: int = 16              # seed tasks per step that the simulator varies
-    variations: int = 4               # tasks written per seed task (paper: 4)
-    G: int = 8                        # rollouts per task
-    base_share: float = 0.75          # share of seed tasks, and of replayed ones, from the base set
-    seed_selection: str = "uniform"   # choice among recent tasks; curated: p_hat near alpha
-    temperature: float = 1.0          # of sampling and of every log-prob
-    max_task_tokens: int = 24         # length limit of a generated task
-    max_response_tokens: int = 24     # length limit of an agent response
-    max_prompt_tokens: int = 4096     # tasks with a longer prompt are refused
-    val_samples: int = 8              # attempts per validation task
-    val_every: int = 1                # validate every so many epochs, and always after the last
-    # agent (GRPO)
-    agent_lr: float = 2e-3            # AdamW on the agent's LoRA weights
-    agent_reward: str = "plain"       # function agent_reward_NAME of curriculum.py; plain is Eq. 1
-    agent_kl: float = 0.001           # KL coefficient to the initial policy
-    mini_batch: int = 0               # groups per optimiser step; 0: the whole batch
-    # environment (RWR)
-    alpha: float = 0.5                # target success rate
-    alpha_end: float = 0.5            # where schedules such as linear arrive
-    alpha_schedule: str = "constant"  # function alpha_NAME of curriculum.py
-    difficulty_reward: str = "bell"   # function reward_NAME of curriculum.py; bell is Eq. 3
-    beta: float = 2.0                 # sharpness of R_env
-    k_min: float = 0.26               # band |p_hat - alpha| <= k_min to learn from (paper: 0.1)
-    lam: float = 1.0                  # sharpness of the weights exp(lam * R_env)
-    p_hat_unit: str = "task"          # whose p_hat counts: task; seed: all its variations; batch
-    env_lr: float = 3e-3              # AdamW on the simulator's LoRA weights
-    env_batch: int = 32               # generations per optimiser step
-    env_passes: int = 1               # passes over the records per epoch
-    env_kl: float = 0.02              # KL coefficient to the initial simulator
-    # memory
-    token_budget: int = 16384         # padded tokens per micro-batch of a training pass
-    max_rows: int = 512               # rollouts decoded at once, if memory suffices
-    # not on the command line, as no comment follows: what the world brings; the day a run began;
-    # hashes of the functions of curriculum.py that it names
+    """Every option of a run; the text below each is its --help."""
+
+    out: str = ""
+    """run folder; empty: the next free runs/NNN-VARIANT"""
+    resume: bool = False
+    """go on with the run in --out from its checkpoint"""
+    variant: str = "genenv"
+    """genenv; random: untrained simulator; the others: none"""
+    world: str = "ladder"
+    """domain, a module of worlds/; it has options of its own"""
+    seed: int = 0
+    """seeds adapters, sampling and every choice of the loop"""
+    threads: int = 0
+    """torch threads; 0: OMP_NUM_THREADS if set, else all cores"""
+
+    model: str = ""
+    """local folder or hub name; the embedded worlds have their own"""
+    env_model: str = ""
+    """the simulator's own model; empty: it shares the agent's"""
+    base_tasks: str = ""
+    """JSONL of base tasks (the embedded worlds have their own)"""
+    validation_tasks: str = ""
+    """JSONL of held-out tasks; empty: an eighth of the base tasks"""
+    teacher_tasks: str = ""
+    """JSONL of ready-made tasks for --variant teacher"""
+    quant: str = ""
+    """nf4: 4-bit base model"""
+    dtype: str = "auto"
+    """of the base model; adapters are always fp32"""
+    chat_template_kwargs: str = ""
+    """JSON for the chat template, {"enable_thinking": false}"""
+    rank: int = 16
+    """LoRA rank of both adapters"""
+
+    epochs: int = 24
+    """T of Algorithm 1"""
+    steps: int = 6
+    """agent updates per epoch"""
+    seed_tasks: int = 16
+    """seed tasks per step that the simulator varies"""
+    variations: int = 4
+    """tasks written per seed task (paper: 4)"""
+    G: int = 8
+    """rollouts per task"""
+    base_share: float = 0.75
+    """share of seed tasks, and of replayed ones, from the base set"""
+    seed_selection: str = "uniform"
+    """choice among recent tasks; curated: p_hat near alpha"""
+    temperature: float = 1.0
+    """of sampling and of every log-prob"""
+    max_task_tokens: int = 24
+    """length limit of a generated task"""
+    max_response_tokens: int = 24
+    """length limit of an agent response"""
+    max_prompt_tokens: int = 4096
+    """tasks with a longer prompt are refused"""
+    val_samples: int = 8
+    """attempts per validation task"""
+    val_every: int = 1
+    """validate every so many epochs, and always after the last"""
+
+    agent_lr: float = 2e-3
+    """AdamW on the agent's LoRA weights"""
+    agent_reward: str = "plain"
+    """function agent_reward_NAME of curriculum.py; plain is Eq. 1"""
+    agent_kl: float = 0.001
+    """KL coefficient to the initial policy"""
+    mini_batch: int = 0
+    """groups per optimiser step; 0: the whole batch"""
+
+    alpha: float = 0.5
+    """target success rate"""
+    alpha_end: float = 0.5
+    """where schedules such as linear arrive"""
+    alpha_schedule: str = "constant"
+    """function alpha_NAME of curriculum.py"""
+    difficulty_reward: str = "bell"
+    """function reward_NAME of curriculum.py; bell is Eq. 3"""
+    beta: float = 2.0
+    """sharpness of R_env"""
+    k_min: float = 0.26
+    """band |p_hat - alpha| <= k_min to learn from (paper: 0.1)"""
+    lam: float = 1.0
+    """sharpness of the weights exp(lam * R_env)"""
+    p_hat_unit: str = "task"
+    """whose p_hat counts: task; seed: all its variations; batch"""
+    env_lr: float = 3e-3
+    """AdamW on the simulator's LoRA weights"""
+    env_batch: int = 32
+    """generations per optimiser step"""
+    env_passes: int = 1
+    """passes over the records per epoch"""
+    env_kl: float = 0.02
+    """KL coefficient to the initial simulator"""
+
+    token_budget: int = 16384
+    """padded tokens per micro-batch of a training pass"""
+    max_rows: int = 512
+    """rollouts decoded at once, if memory suffices"""
+
+    # not on the command line, so without a text: what the world brings; the day a run began;
+    # hashes of its code, the oldest first (support/origin.py)
     world_options: dict = field(default_factory=dict)
     date: str = ""
-    function_hashes: dict = field(default_factory=dict)
+    code: dict = field(default_factory=dict)
 
+
+# {option: headline of it and of those below it in --help}
+GROUPS = {"out": "the run", "model": "models", "epochs": "the loop", "agent_lr": "agent (GRPO)",
+          "alpha": "environment (RWR)", "token_budget": "memory"}
 
 _7B = {"world": "tool_calls", "model": "Qwen/Qwen2.5-7B-Instruct", "epochs": 10, "steps": 8,
        "max_prompt_tokens": 4096, "max_response_tokens": 512, "agent_lr": 2e-5, "mini_batch": 16,
@@ -145,28 +198,33 @@ COMMANDS = {"warm-start": "a small model imitates tasks in both roles before its
 
 
 def parser(world) -> "Parser":
-    """A parser made from Options and from the options of a world (a class). The comment next to a
-    field of Options is its help text; a comment on a line of its own is the headline of the fields
-    below it."""
+    """Return a parser of the options of a run and of those of a world (a class)."""
     commands = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
     p = Parser(prog="python genenv.py", argument_default=argparse.SUPPRESS,
                usage="python genenv.py [options]   or   python genenv.py COMMAND ...",
                description="GenEnv: an agent and a task simulator co-evolve.",
                epilog=f"commands (each has --help):\n{commands}")
     p.add_argument("--preset", metavar="NAME", help=f"a set of options: {', '.join(PRESETS)}")
-    group, by_name, names_of = p, {f.name: f for f in fields(Options)}, choices(world)
-    for line in inspect.getsource(Options).splitlines():
-        headline = re.fullmatch(r"    # (.*)", line)
-        commented = re.match(r"    (\w+): .*?# (.*)$", line)
-        if headline:
-            group = p.add_argument_group(headline[1])
-        elif commented:
-            f = by_name[commented[1]]
-            add_option(group, f.name, f.default, commented[2], names_of.get(f.name))
+    group, texts, names_of = p, texts_of_fields(Options), choices(world)
+    for f in fields(Options):
+        if f.name in GROUPS:
+            group = p.add_argument_group(GROUPS[f.name])
+        if f.name in texts:
+            add_option(group, f.name, f.default, texts[f.name], names_of.get(f.name))
     group = p.add_argument_group("of this world")
     for name, (default, text, values) in world.OPTIONS.items():
         add_option(group, name, default, text, values)
     return p
+
+
+def texts_of_fields(kind) -> dict:
+    """Return {field of a dataclass: the text below it}; a field without one is left out."""
+    [definition] = ast.parse(inspect.getsource(kind)).body
+    texts = {}
+    for field_line, text_line in pairwise(definition.body):
+        if isinstance(field_line, ast.AnnAssign) and isinstance(text_line, ast.Expr):
+            texts[field_line.target.id] = text_line.value.value
+    return texts
 
 
 def add_option(p, name, default, text, values):

@@ -20,7 +20,7 @@ from support.options import flag, flat, parse_options, saved_options
 from worlds import world_names
 
 # options that change nothing
-UNIMPORTANT = "out", "threads", "date", "function_hashes"
+UNIMPORTANT = "out", "threads", "date", "code"
 READING = "Read held-out success first, then why: mixed groups, tasks in the band, their variety."
 EXPLANATION = ("Samples: a task, in grey the one it varies, a right answer, the best and worst "
                "attempt.")
@@ -133,8 +133,7 @@ def warning_rows(metrics) -> list:
     by_name = {}
     for m in metrics:
         for warning in m["warnings"]:
-            name, text = warning.split(": ", 1)
-            by_name.setdefault(name, {})[m["epoch"]] = text
+            by_name.setdefault(warning["name"], {})[m["epoch"]] = warning["text"]
     rows = []
     for name, texts in by_name.items():
         last = max(texts)

@@ -3,7 +3,6 @@
 Usage: genenv.train calls `prepare_run`, then `end_epoch` after every epoch, then `finish`. All that
 a run is lies in one dataclass that is handed to every step; nothing is global.
 """
-import inspect
 import json
 import time
 from collections import Counter
@@ -14,14 +13,15 @@ from pathlib import Path
 import torch
 
 import curriculum
-from data_pool import EnvPool, TrainPool, append_jsonl, task_id
-from errors import write_whole
+from data_pool import EnvPool, TrainPool, append_jsonl
+from errors import UserError, write_whole
 from interaction import read_teacher
 from policy import Policy
 from model import memory
 from support import checkpoint, metrics as measure, report, screen
 from model.loading import model_config
-from support.options import NAMED, Options
+from support.options import Options
+from support.origin import code_versions, origin
 from worlds import World, held_out_keys, open_policy
 from worlds.probe import check_texts_survive, open_world
 
@@ -71,12 +71,13 @@ class Run:
     cpu_start: float = field(default_factory=time.process_time)
     stop: int | None = None           # number of the signal that asks the run to stop
     lock: object = None               # holds the folder against a second program
-    sources: dict = field(default_factory=dict)  # {file of tasks or model: its hash}
+    origin: dict = field(default_factory=dict)   # what it began with, see support/origin.py
 
     @contextmanager
     def phase(self, name, adapter=""):
         """`with run.phase("agent update (GRPO)", "agent") as moved`: record the phase's peak
-        memory, and at the end in `moved.other` whether an adapter other than the given one changed. It goes into the epoch's statistics, and health.py warns of it."""
+        memory, and at the end in `moved.other` whether an adapter other than the given one changed.
+        It goes into the epoch's statistics, and health.py warns of it."""
         with measure.peak_memory(self.peaks, name), measure.movement(self.params, adapter) as moved:
             yield moved
 
@@ -101,29 +102,24 @@ class Run:
 
 
 def prepare_run(o, world=None) -> Run:
-    """Folder, world, policy, pools, optimisers and generators of a run, resumed if asked. Raises
-    UserError for anything the user can fix; nothing is written before all could be loaded. world:
-    if it is open already."""
+    """Return a run before its next epoch: folder, world, policy, pools, optimisers and generators,
+    resumed if asked. Raises UserError for anything the user can fix; then nothing was written.
+    world: if it is open already."""
     torch.set_num_threads(o.threads or torch.get_num_threads())
-    o = replace(o, function_hashes=function_hashes(o))
-    folder = checkpoint.choose_folder(o)
-    print(screen.banner(o, folder, torch.get_num_threads()), flush=True)
-
-    run = build_run(o, world or open_world(o), folder)
-    if not o.resume:
-        run.folder = checkpoint.choose_folder(o)  # again: another run may have begun since
-        run.folder.mkdir(parents=True, exist_ok=bool(o.out))
-    run.lock = checkpoint.lock_folder(run.folder)
-    if o.resume:
-        checkpoint.load(run)
-
-    # written on resuming too: --epochs or memory options may have changed. resume is saved as
-    # False, as a config.json can also begin a new run
-    options = {**asdict(o), "resume": False}
-    write_whole(run.folder / "config.json", json.dumps(options, indent=1))
+    o = replace(o, code=code_versions(o))
+    with checkpoint.claimed_folder(o) as (folder, lock):
+        print(screen.banner(o, folder, torch.get_num_threads()), flush=True)
+        run = build_run(o, world or open_world(o), folder)
+        run.lock = lock
+        if o.resume:
+            checkpoint.load(run)
+        # written on resuming too: --epochs or memory options may have changed. resume is saved as
+        # False, as a config.json can also begin a new run
+        options = {**asdict(o), "resume": False}
+        write_whole(folder / "config.json", json.dumps(options, indent=1))
     # not before checkpoint.load, which cuts their files
-    run.train_pool = TrainPool(run.folder / "train.jsonl", run.world.base_tasks())
-    run.env_pool = EnvPool(run.folder / "env.jsonl")
+    run.train_pool = TrainPool(folder / "train.jsonl", run.world.base_tasks())
+    run.env_pool = EnvPool(folder / "env.jsonl")
     return run
 
 
@@ -132,12 +128,11 @@ def build_run(o, world, folder) -> Run:
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out)
     policy, simulator = load_players(o, world, teacher)
-    sources = checkpoint.hashes(o) | {"the base model": base_fingerprint(policy)}
     # three streams per --seed, and none shared with another --seed (metrics.py has the third)
     rng, sampler = torch.Generator().manual_seed(3 * o.seed), policy.generator(3 * o.seed + 1)
     return Run(
         o=o, world=world, policy=policy, simulator=simulator, folder=folder,
-        held_out=held_out, teacher=teacher, sources=sources, rng=rng, sampler=sampler,
+        held_out=held_out, teacher=teacher, origin=origin(o, policy), rng=rng, sampler=sampler,
         agent_optimizer=policy.optimizer("agent", o.agent_lr),
         env_optimizer=simulator.optimizer("env", o.env_lr))
 
@@ -148,9 +143,13 @@ def load_players(o, world, teacher) -> tuple[Policy, Policy]:
     not fit the memory, the world or its tasks."""
     if o.model and world.chat:
         memory.check([model_config(name) for name in (o.model, o.env_model) if name], o)
+    elif o.quant:
+        raise UserError(f"--quant {o.quant} packs real models; {o.model} is a world's own, which is "
+                        "tiny: leave it out")
     policy = simulator = world.load_policy()
     if o.env_model:
         simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",))
+        policy.params.pop("env", None)  # a world may have given it both adapters
     for player in dict.fromkeys((policy, simulator)):  # once if both are one
         check_texts_survive(world, player, teacher)
     dtype = str(policy.lm.dtype).removeprefix("torch.")
@@ -158,29 +157,8 @@ def load_players(o, world, teacher) -> tuple[Policy, Policy]:
     return policy, simulator
 
 
-def base_fingerprint(policy) -> int:
-    """A number for the base model's weights: a world that was edited may train another one. Made
-    of the embeddings of the first 99 tokens, as any training changes these. Equal in every process:
-    Python randomises the hash of texts, not of numbers."""
-    weights = policy.lm.get_input_embeddings().weight[:99]
-    return hash(tuple(weights.flatten().tolist()))
-
-
-def function_hashes(o) -> dict:
-    """{function of curriculum.py that an option names: a hash of its code}: in another run the same
-    name may mean something else. If it was edited between stop and resume: all its hashes, the
-    oldest first, with a blank between."""
-    hashes = {}
-    for option, prefix in NAMED.items():
-        name = prefix + getattr(o, option)
-        earlier = o.function_hashes.get(name, "").split()
-        now = task_id(inspect.getsource(vars(curriculum)[name]))[:6]
-        hashes[name] = " ".join(dict.fromkeys([*earlier, now]))
-    return hashes
-
-
 def alpha_of(run) -> float:
-    """The target success rate of this epoch, by --alpha-schedule; --alpha in epoch 0."""
+    """Return the target success rate of this epoch, by --alpha-schedule; --alpha in epoch 0."""
     o, epoch = run.o, run.state.epoch
     if epoch == 0:
         return o.alpha
@@ -191,11 +169,13 @@ def alpha_of(run) -> float:
     for record in run.history:
         if record["distinct_tasks"]:
             last = record
-    return curriculum.next_alpha(o.alpha_schedule, curriculum.Context(
+    previous = run.history[-1]
+    context = curriculum.Context(
         epoch=epoch, epochs=o.epochs, alpha=o.alpha, alpha_end=o.alpha_end,
-        previous=run.history[-1]["alpha"], new_tasks=run.history[-1]["distinct_tasks"], success=last["success_rate"],
-        mixed_share=last["mixed_share"], p_hat_counts=last["p_hat_counts"],
-        mixed_of_possible=last["mixed_of_possible"]))
+        previous=previous["alpha"], new_tasks=previous["distinct_tasks"],
+        success=last["success_rate"], mixed_share=last["mixed_share"],
+        p_hat_counts=last["p_hat_counts"], mixed_of_possible=last["mixed_of_possible"])
+    return curriculum.next_alpha(o.alpha_schedule, context)
 
 
 def note_refused(run, seed_task, text, reason):

@@ -6,6 +6,7 @@ options.
 Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success" never stands
 alone: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
 """
+import shlex
 import sys
 
 from support.figures import was_measured
@@ -53,10 +54,10 @@ def line(r: dict, before=()) -> str:
         figure = r[key] if was_measured(r, key) else None
         cells.append(as_text(figure, form).rjust(width))
     lines = ["  ".join(cells) + " s"]
-    names_before = {warning.split(":")[0] for m in before for warning in m["warnings"]}
+    names_before = {warning["name"] for m in before for warning in m["warnings"]}
     for warning in r["warnings"]:
-        name = warning.split(":")[0]
-        lines.append(f"  ! still {name}" if name in names_before else f"  ! {warning}")
+        name, text = warning["name"], warning["text"]
+        lines.append(f"  ! still {name}" if name in names_before else f"  ! {name}: {text}")
     return "\n".join(lines)
 
 
@@ -81,5 +82,5 @@ def closing_words(run) -> str:
         lines.append("success on generated tasks ends above alpha: expected, as the agent learns "
                      "from them\n(TROUBLESHOOTING.md, success stays above alpha)")
     lines.append(f"done; {run.folder}/report.html shows the curves, tasks and attempts")
-    lines.append(f'ask its agent: python genenv.py ask {run.folder} "a task"')
+    lines.append(f"ask its agent: python genenv.py ask {shlex.quote(str(run.folder))} 'a task'")
     return "\n".join(lines)

@@ -1,8 +1,8 @@
-"""How `python genenv.py ...` starts: what can be wrong with a command line is said before torch is
-loaded.
+"""How `python genenv.py ...` starts: what can be wrong with a command line is found before a model
+is loaded.
 
-Usage: genenv.py calls `start` and trains with what it gives. Nothing imported here loads torch,
-which takes seconds. A teacher's tasks are read later, by support/run.py.
+Usage: genenv.py calls `start` and trains with what it returns. A teacher's tasks are read later, by
+support/run.py.
 """
 import importlib
 import time
@@ -10,13 +10,12 @@ from dataclasses import replace
 
 from errors import UserError, choose
 from model.loading import check_model
-from support.checkpoint import choose_folder
 from support.options import COMMANDS, parse_options
 from worlds.probe import open_world
 
 
 def start(argv) -> tuple:
-    """(Options, World) of the run that a command line begins or goes on with.
+    """Return (Options, World) of the run that a command line begins or resumes.
 
     A command, such as warm-start, is done at once, and then the program ends: SystemExit. Raises
     UserError for options, a world, its task files or a name of a model that cannot be used.
@@ -26,7 +25,6 @@ def start(argv) -> tuple:
     o = parse_options(argv)
     # a chat template may name the day: it stays that on which the run began
     o = replace(o, date=o.date or time.strftime("%Y-%m-%d"))
-    choose_folder(o)  # whether there is one to write to; chosen again when something is written
     world = open_world(o)
     for model in (o.model, o.env_model):
         if model:

@@ -28,7 +28,8 @@ from worlds import InvalidTask, World
 EOS = 0
 N_BASE, HELD_OUT = 12, {"validation": range(90, 96), "tuning": range(96, 100)}
 STATS = dict.fromkeys(("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens",
-                       "mismatch", "mismatch_max", "skipped_steps"), 0.0) | {"env_steps": 1}
+                       "mismatch", "mismatch_max", "skipped_steps"), 0.0) | {
+    "env_steps": 1, "env_capped": 0, "env_skipped_steps": 0}
 
 
 def spaced(n) -> str:
@@ -139,8 +140,9 @@ class Scripted:
 
     def __init__(self, o, names=None):
         self.words, self.tokenizer = {}, None
-        embeddings, self.device = SimpleNamespace(weight=torch.zeros(1)), "cpu"
-        self.lm = SimpleNamespace(dtype=torch.float32, get_input_embeddings=lambda: embeddings)
+        self.device = torch.device("cpu")
+        self.lm = SimpleNamespace(dtype=torch.float32,
+                                  named_parameters={"base": torch.zeros(1)}.items)
         names = names or (("agent",) if o.env_model else ("agent", "env"))
         self.params = {name: [torch.nn.Parameter(torch.zeros(2))] for name in names}
         self.rates = {}

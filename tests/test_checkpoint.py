@@ -4,8 +4,12 @@ Usage: python -m pytest -q tests/test_checkpoint.py
 
 The base model is the small one of conftest.py. `quiet_run` is an undisturbed run of three epochs.
 """
+import errno
+import inspect
+import json
 import os
 import resource
+import shlex
 import shutil
 import signal
 import sys
@@ -14,13 +18,17 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+import torch
+from safetensors.torch import load_file, save_file
 
+import curriculum
 import genenv
 from conftest import MICRO
-from helpers import one_line, same_run
-from support import checkpoint
+from helpers import one_line, same_run, user_error
 from data_pool import read_jsonl
-from worlds import ladder
+from model.loading import check_base, note_base, weights_of
+from support import checkpoint, origin, start
+from worlds import ladder, open_policy
 
 pytestmark = pytest.mark.usefixtures("small_ladder")
 
@@ -48,7 +56,6 @@ def copy(quiet_run, tmp_path):
 
 def test_both_players_were_trained_and_nothing_held_out_was(quiet_run):
     """Adapters have left zero, and no held-out task is in D_train."""
-    from safetensors.torch import load_file
     for name in ("agent", "env"):
         weights = load_file(quiet_run / "adapters" / name / "adapter_model.safetensors")
         assert any(w.abs().max() > 0 for key, w in weights.items() if "lora_B" in key), name
@@ -135,15 +142,32 @@ def test_files_are_cut_back(quiet_run, copy):
 
 
 def test_a_disk_that_is_full_loses_nothing(quiet_run, tmp_path, small_ladder):
-    """torch's own error would be a traceback; with room again the run goes on."""
+    """Otherwise torch's own error would be a traceback, the half of a checkpoint would keep the
+    disk full, and nobody would know that with room again the run resumes."""
+    out = tmp_path / "a run"
+
     def child():
+        sys.stderr = open(tmp_path / "said", "w", buffering=1)
         size = (quiet_run / "checkpoint.pt").stat().st_size
         resource.setrlimit(resource.RLIMIT_FSIZE, (size // 2, size // 2))
-        return run(tmp_path / "r", small_ladder, 3)
+        return run(out, small_ladder, 3)
 
     assert in_child(child) == 2
-    assert resume(tmp_path / "r") == 0
-    same_run(quiet_run, tmp_path / "r")
+    assert not list(out.glob("tmp-*"))
+    [line] = (tmp_path / "said").read_text().splitlines()
+    assert shlex.split(line)[-3:] == ["--resume", "--out", str(out)]
+    assert resume(out) == 0
+    same_run(quiet_run, out)
+
+
+def test_the_time_before_a_stop_counts(copy):
+    """Otherwise a resumed run would seem cheaper than one that was never stopped."""
+    state = checkpoint.read(copy / "checkpoint.pt")
+    state["state"] |= {"seconds": 1000.0, "cpu_seconds": 2000.0}
+    checkpoint.write(copy / "checkpoint.pt", state)
+    assert resume(copy, "--epochs", "4") == 0
+    last = read_jsonl(copy / "metrics.jsonl")[-1]
+    assert 1000 < last["seconds"] < 1900 and 2000 < last["cpu_seconds"] < 2900
 
 
 def test_a_second_signal_stops_at_once():
@@ -182,12 +206,155 @@ def test_a_damaged_folder_is_refused_and_left_as_it_is(name, damage, copy, capsy
     assert contents(copy) == before
 
 
-def test_hashes_are_of_the_projects_own_files(tmp_path, monkeypatch):
-    """From another directory an edited curriculum.py would not be seen."""
-    here = checkpoint.hashes(genenv.Options())
-    monkeypatch.chdir(tmp_path)
-    assert checkpoint.hashes(genenv.Options()) == here
-    assert here.keys() == {"curriculum.py", "worlds/ladder.py"}
+@pytest.fixture
+def project(tmp_path, monkeypatch):
+    """The project whose files the hashes are of: a copy, to edit."""
+    for name in (*origin.METHOD, *origin.world_files("ladder")):
+        file = tmp_path / "project" / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(origin.PROJECT / name, file)
+    monkeypatch.setattr(origin, "PROJECT", tmp_path / "project")
+    return tmp_path / "project"
+
+
+@pytest.mark.parametrize("name, before, after", [
+    ("grpo.py", 'SCALE = "std"', 'SCALE = "none"'), ("rwr.py", "KL_CAP = 0.5", "KL_CAP = 5.0"),
+    ("data_pool.py", "FRESH_FOR = 2", "FRESH_FOR = 3"), ("genenv.py", "1 / 8", "1 / 4"),
+    ("worlds/ladder.py", "import", "import ast, "), ("worlds/tiny_model.py", "import", "import ast, ")])
+def test_an_edited_method_is_another_setting(name, before, after, project):
+    """Otherwise compare would print the mean of two methods as one."""
+    o, text = genenv.Options(), (project / name).read_text()
+    first = origin.code_versions(o)
+    assert before in text
+    (project / name).write_text(text.replace(before, after, 1))
+    edited = origin.code_versions(o)
+    assert {key for key in edited if edited[key] != first[key]} == {name}
+    # in a run that was resumed after the edit both are told
+    resumed = origin.code_versions(genenv.Options(code=first))
+    assert resumed[name] == first[name] + edited[name]
+
+
+def alpha_mine(c):
+    return 0.4
+
+
+def test_a_function_that_no_option_names_is_no_other_setting(monkeypatch):
+    """Otherwise whoever writes a schedule could compare it with none of his earlier runs."""
+    first, getsource = origin.code_versions(genenv.Options()), inspect.getsource
+    assert {"alpha_constant", "reward_bell", "curriculum.py"} < set(first)
+    text = getsource(curriculum) + "\n\n" + getsource(alpha_mine)
+    monkeypatch.setattr(origin.inspect, "getsource",
+                        lambda of: text if of is curriculum else getsource(of))
+    monkeypatch.setattr(curriculum, "alpha_mine", alpha_mine, raising=False)
+    assert origin.code_versions(genenv.Options()) == first
+    text = text.replace("SUCCESS = 0.5", "SUCCESS = 0.6")
+    assert origin.code_versions(genenv.Options()) != first
+
+
+def test_edited_code_is_named_and_the_run_continues(copy, project, capsys):
+    """Otherwise one run would silently have two methods; a mistake may be mended, though."""
+    (project / "grpo.py").write_text("CLIP = 0.4")
+    assert resume(copy, "--epochs", "4") == 0
+    assert "edited since this run began: grpo.py" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("edit", [
+    {"alpha": 0.4}, {"seed": 1}, {"date": "2026-01-02"}, {"agent_lr": 1e-4}, {"k_min": None}])
+def test_an_edited_config_is_refused(edit, copy, capsys):
+    """Otherwise a run would continue with options that it did not begin with, as with another
+    seed's config.json."""
+    config = json.loads((copy / "config.json").read_text())
+    for name, value in edit.items():
+        if value is None:
+            del config[name]
+        else:
+            config[name] = value
+    (copy / "config.json").write_text(json.dumps(config))
+    before = contents(copy)
+    one_line(capsys, resume(copy, "--epochs", "4"), *edit)
+    assert contents(copy) == before
+
+
+@pytest.mark.parametrize("name", checkpoint.FILES[:1] + checkpoint.FILES[2:])
+def test_files_of_another_run_are_refused(name, copy, tmp_path, small_ladder, capsys):
+    """Otherwise pools of one seed would be trained on under the weights of another."""
+    assert run(tmp_path / "other", small_ladder, 1, "--seed", "1") == 0
+    shutil.copy(tmp_path / "other" / name, copy / name)
+    before = contents(copy)
+    one_line(capsys, resume(copy, "--epochs", "4"), name)
+    assert contents(copy) == before
+
+
+def test_a_checkpoint_of_another_kind_of_device_is_refused(copy, capsys):
+    """Otherwise the reason given would be the options: a GPU's generator is another one."""
+    saved = checkpoint.read(copy / "checkpoint.pt")
+    saved["origin"]["device"] = "cuda"
+    saved["generators"][1] = saved["generators"][1][:16]
+    checkpoint.write(copy / "checkpoint.pt", saved)
+    one_line(capsys, resume(copy, "--epochs", "4"), "cuda", "cpu")
+
+
+def test_a_longer_run_says_whether_its_schedule_may_bend(tmp_path, small_ladder, capsys):
+    """Otherwise alpha would rise again where it had arrived, silently."""
+    more = ("--alpha-schedule", "linear", "--alpha-end", "0.3")
+    assert run(tmp_path / "r", small_ladder, 1, *more) == 0
+    capsys.readouterr()
+    assert resume(tmp_path / "r") == 0
+    assert "linear" not in capsys.readouterr().out
+    assert resume(tmp_path / "r", "--epochs", "2") == 0
+    assert "linear" in capsys.readouterr().out
+
+
+def test_each_player_saves_its_own_adapter(tmp_path, small_ladder, monkeypatch):
+    """Otherwise a world that gives the agent's policy both adapters, beside --env-model, would save
+    an untrained simulator over the trained one."""
+    def load_policy(self):
+        return open_policy(self.o.model, self.o, ("agent", "env"))
+
+    monkeypatch.setattr(ladder.World, "load_policy", load_policy)
+    assert run(tmp_path / "r", small_ladder, 1, "--env-model", small_ladder) == 0
+    saved = checkpoint.read(tmp_path / "r" / "checkpoint.pt")["adapters"]
+    for name, params in saved.items():
+        weights = load_file(tmp_path / "r" / "adapters" / name / "adapter_model.safetensors")
+        trained = [w for key, w in weights.items() if "lora_B" in key]
+        assert any(w.abs().max() > 0 for w in trained), name
+        assert len(weights) == len(params)
+
+
+def test_a_model_is_recognised_by_every_tensor(tmp_path):
+    """Otherwise an adapter merged into some layers would pass as the model that a run began with,
+    and the same weights in other files would not."""
+    weights = {name: torch.randn(300, 100) for name in ("embed", "mlp", "norm")}
+    for folder, numbers in (("one", weights), ("two", weights),
+                            ("edited", {**weights, "mlp": 1.01 * weights["mlp"]})):
+        (tmp_path / folder).mkdir()
+        save_file(numbers, tmp_path / folder / "model.safetensors")
+    whole = weights_of(str(tmp_path / "one"))
+    # other files and another order; what is no weight beside them
+    (tmp_path / "two" / "model.safetensors").unlink()
+    for i, name in enumerate(("norm", "mlp", "embed")):
+        save_file({name: weights[name]}, tmp_path / "two" / f"model-0000{i}-of-00003.safetensors")
+    (tmp_path / "one" / "training_args.bin").write_bytes(b"1")
+    assert weights_of(str(tmp_path / "two")) == weights_of(str(tmp_path / "one")) == whole
+    assert weights_of(str(tmp_path / "edited")) != whole
+    assert weights_of("nobody/has-this") == weights_of(str(tmp_path)) == ""
+
+
+def test_an_adapter_is_held_against_its_bases_weights(tmp_path, capsys):
+    """Otherwise it would load on another base silently; and on its own under another name not."""
+    for name, scale in (("base", 1.0), ("moved", 1.0), ("other", 2.0), ("empty", 0)):
+        (tmp_path / name).mkdir()
+        if scale:
+            save_file({"w": scale * torch.ones(9)}, tmp_path / name / "model.safetensors")
+    base, moved, other, empty = (str(tmp_path / n) for n in ("base", "moved", "other", "empty"))
+    (tmp_path / "agent").mkdir()
+    note_base(tmp_path, ["agent"], base)
+    check_base(tmp_path / "agent", moved)
+    assert not capsys.readouterr().out
+    user_error("trained on", check_base, tmp_path / "agent", other)
+    note_base(tmp_path, ["agent"], "nobody/has-this")
+    check_base(tmp_path / "agent", base)
+    assert "cannot be compared" in capsys.readouterr().out
 
 
 def test_a_run_folder_is_one_programs(copy, capsys):
@@ -197,6 +364,16 @@ def test_a_run_folder_is_one_programs(copy, capsys):
         one_line(capsys, resume(copy, "--epochs", "4"), "another program", copy)
         assert contents(copy) == before
     checkpoint.lock_folder(copy).close()
+
+
+def test_a_disk_without_locks_is_named(tmp_path, monkeypatch, capsys):
+    """Otherwise the reason would be "cannot write"; and a folder would stay behind."""
+    def flock(*given):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(checkpoint.fcntl, "flock", flock)
+    one_line(capsys, genenv.main(["--out", str(tmp_path / "r")]), "lock", tmp_path / "r")
+    assert not (tmp_path / "r").exists()
 
 
 @pytest.mark.parametrize("flag, value", [
@@ -222,13 +399,10 @@ def test_another_file_of_tasks_or_model_is_refused(tmp_path, small_ladder, capsy
     one_line(capsys, resume(tmp_path / "r", "--epochs", "1"), model)
 
 
-def test_the_day_of_the_templates_stays(copy):
-    """A chat template may name the day: prompts of a run that goes on must not change."""
-    config = copy / "config.json"
-    text = config.read_text()
-    day = time.strftime("%Y-%m-%d")
-    assert f'"date": "{day}"' in text
-    config.write_text(text.replace(day, "2026-01-02"))
+def test_the_day_of_the_templates_stays(copy, monkeypatch):
+    """Otherwise prompts would change overnight: a chat template may name the day."""
+    config, day = copy / "config.json", time.strftime("%Y-%m-%d")
+    monkeypatch.setattr(start.time, "strftime", lambda form: "2026-01-02")
     # memory options may change: an out-of-memory message advises it
     assert resume(copy, "--epochs", "4", "--token-budget", "999", "--max-rows", "16") == 0
-    assert '"date": "2026-01-02"' in config.read_text()
+    assert f'"date": "{day}"' in config.read_text()

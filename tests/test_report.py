@@ -44,7 +44,7 @@ def page_of(folder, text):
     sample = dict(epoch=0, written_in=0, task=text, origin=text, p_hat=0.5, seed_task=text,
                   expected=text, traces=[dict(text=text, reward=1.0)])
     refused = dict(epoch=0, seed_task=text, refused=text, reason=text)
-    named = record(0, warnings=[f"collapse: {text}"], validation_by={text: 0.5},
+    named = record(0, warnings=[{"name": text, "text": text}], validation_by={text: 0.5},
                    validation_rates={text: [0.5]}, category_name=text, length_unit=text)
     save(folder, [named], [sample, refused], model=text, world=text)
     return report.write(folder).read_text()
@@ -148,15 +148,15 @@ def test_a_legend_holds_every_run_and_tells_all_apart():
 def test_runs_are_compared_on_one_page(tmp_path):
     """Task by task where these are the same, with the options that differ; nothing outside of a
     run."""
-    one = save(tmp_path / "one", [record(0), record(1)], function_hashes={"reward_bell": "a"})
+    one = save(tmp_path / "one", [record(0), record(1)], code={"reward_bell": ["a"]})
     lower = record(1, env_kl=None, validation=1 / 3, validation_rates={"inc": [0.5, 0.5, 0.0]})
     two = save(tmp_path / "two", [record(0), lower], alpha=0.4,
-               function_hashes={"reward_bell": "b"})
+               code={"reward_bell": ["a", "b"]})
     other = save(tmp_path / "other", [record(0), record(1, validation_set="b")])
     assert genenv.main(["compare", *map(str, (one, two, other))]) == 0
     page = (other / "compare.html").read_text()
     rows = [re.findall("<td>(.*?)</td>", row) for row in page.split("<tr>")]
-    assert [str(two), "--alpha 0.4, reward_bell b", "0.333",
+    assert [str(two), "--alpha 0.4, reward_bell a, then b", "0.333",
             "-0.167 (standard error 0.167, paired by task)"] in rows
     assert "data:image/png" in page and "do not compare" in page
 

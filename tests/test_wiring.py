@@ -27,6 +27,7 @@ from micro_world import HELD_OUT, N_BASE, MicroWorld, Scripted, make_task, run_m
 import rwr
 from errors import Stopped
 from support.metrics import mean
+import support.origin
 import support.run
 from worlds import InvalidTask
 
@@ -331,7 +332,7 @@ def test_a_simulator_with_a_model_of_its_own(tmp_path, monkeypatch):
     """--env-model: it alone writes, and learns what was written."""
     own = Scripted(genenv.Options(), ("env",))
     monkeypatch.setattr(support.run, "open_policy", lambda model, o, names: own)
-    monkeypatch.setattr(support.run.checkpoint, "hashes", lambda o: {})  # there is no such model
+    monkeypatch.setattr(support.origin, "inputs", lambda o: {})  # there is no such model
     tape, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, "env_model": "other"})
     assert {e.policy for e in tape if e.letter in "WR"} == {own}
     assert {e.policy for e in tape if e.letter in "AG"} == {run.policy} != {own}
