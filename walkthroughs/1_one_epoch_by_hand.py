@@ -33,7 +33,9 @@ def shown(figure) -> str:
     return "-" if figure is None else f"{figure:.3f}"
 
 
-argv = ["--out", f"{tempfile.mkdtemp()}/run", "--epochs", "1", "--threads", "1", *sys.argv[1:]]
+# options from the command line, which in a notebook is the kernel's own
+options = [] if "ipykernel" in sys.modules else sys.argv[1:]
+argv = ["--out", f"{tempfile.mkdtemp()}/run", "--epochs", "1", "--threads", "1", *options]
 with plain_errors():  # a mistaken option is one line
     o = parse_options(argv)
     run = genenv.prepare_run(o)
