@@ -34,7 +34,7 @@ def test_options_and_files_exist(page):
     """An option that was renamed, a module that moved to another room."""
     text, here = (ROOT / f"{page}.md").read_text(encoding="utf-8"), (ROOT / page).parent
     named = {flag.replace("--no-", "--") for flag in
-             re.findall(r"(?<![\w-])--[A-Za-z][A-Za-z-]*[a-z]|--G\b", text)} - {"--deps"}
+             re.findall(r"(?<![\w-])--[A-Za-z][A-Za-z-]*[a-z]|--G\b", text)} - {"--deps", "--to"}
     assert named <= known_options(), sorted(named - known_options())
     files = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     files += re.findall(r"`([\w./]+\.(?:py|md|jsonl|json|txt))\b", text)
