@@ -18,15 +18,17 @@ import tempfile
 import time
 
 import torch
+from peft import LoraConfig
+from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from errors import UserError, exit_code
 from grpo import CLIP, grpo_update
 from policy import Policy
-from scripts.bench_gpu import LEARNING_RATE, RANK, G, qwen2_config, random_prompts, reward_of, \
-    rewards_of, tokenizer_for
-from errors import UserError, exit_code
 from support.options import Options, Parser, at_least
+from worlds.tiny_model import word_tokenizer
 
-KL_COEF, PROMPTS, RESPONSE, STEPS = 0.04, 4, 64, 5
+LEARNING_RATE, RANK, G, KL_COEF = 1e-5, 16, 8, 0.04
+PROMPTS, RESPONSE, STEPS = 4, 64, 5
 VOCAB = 1600  # gives the head 8 % of the weights, as in the 7B
 SIZES = dict(hidden_size=256, num_hidden_layers=4, vocab_size=VOCAB, num_attention_heads=4,
              num_key_value_heads=1, intermediate_size=1344)
@@ -40,13 +42,15 @@ def main(argv) -> int:
     import trl.trainer.utils
     # as on a GPU, where TRL projects responses only
     trl.trainer.utils._use_triton = use_triton
-    from transformers import Qwen2ForCausalLM
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    base = Qwen2ForCausalLM(qwen2_config(SIZES))
+    base = Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=False, eos_token_id=None,
+                                        bos_token_id=None, pad_token_id=None))
+    # a word for each id, as TRL takes prompts as text; <eos> is one past the vocabulary
+    tokenizer = word_tokenizer(["<pad>", *(f"w{i}" for i in range(1, VOCAB)), "<eos>"])
     for measure in (check, compare_time):
         # on copies, which both will train
-        policy = Policy(copy.deepcopy(base), tokenizer_for(VOCAB), ("agent",), RANK)
+        policy = Policy(copy.deepcopy(base), tokenizer, ("agent",), RANK)
         measure(args.prompt, copy.deepcopy(base), policy)
     return 0
 
@@ -56,17 +60,27 @@ def use_triton(device) -> bool:
     return True
 
 
+def random_prompts(count, length):
+    """Return lists of ids."""
+    generator = torch.Generator().manual_seed(0)
+    return torch.randint(VOCAB, (count, length), generator=generator).tolist()
+
+
+def reward_of(ids) -> float:
+    """Return the share of even ids: cheap, and hardly ever the same for all of a group."""
+    return sum(i % 2 == 0 for i in ids) / len(ids)
+
+
 def update(policy, optimizer, rollouts):
-    """Our step on rollouts."""
-    grpo_update(policy, "agent", optimizer, rollouts, rewards_of(rollouts),
-                Options(agent_kl=KL_COEF))
+    """Make our step on rollouts."""
+    rewards = torch.tensor([reward_of(r.response) for r in rollouts]).view(-1, G)
+    grpo_update(policy, "agent", optimizer, rollouts, rewards, Options(agent_kl=KL_COEF))
 
 
 def trainer_of(base, tokenizer, steps, prompts, **optimizer):
     """TRL's GRPOTrainer on token-exact prompts, set to the objective of grpo.py and to no side
     work. optimizer: its settings."""
     from datasets import Dataset
-    from peft import LoraConfig
     from trl import GRPOConfig, GRPOTrainer
     config = GRPOConfig(
         output_dir=tempfile.mkdtemp(), max_steps=steps, num_generations=G,
@@ -95,7 +109,7 @@ def check(prompt_tokens, base, policy):
     rate of 1, which moves the weights by their gradients. Raises UserError if these differ by more
     than rounding in fp32. B is set to noise first: at zero the KL term would not count. Both sides
     clip at a norm of 1, which these gradients do not reach."""
-    prompts, params = random_prompts(PROMPTS, prompt_tokens, VOCAB), policy.params["agent"]
+    prompts, params = random_prompts(PROMPTS, prompt_tokens), policy.params["agent"]
     for p in params:
         p.data += 0.01 * torch.randn(p.shape)
     rollouts = policy.sample("agent", prompts, G, RESPONSE, 1.0, policy.generator(1))
@@ -128,7 +142,7 @@ def compare_time(prompt_tokens, base, policy):
     """The CPU time of the same steps, TRL's first. What loads libraries is done: `check` made a
     step of each."""
     optimizer, generator = policy.optimizer("agent", LEARNING_RATE), policy.generator(0)
-    prompts = random_prompts(PROMPTS * STEPS, prompt_tokens, VOCAB)
+    prompts = random_prompts(PROMPTS * STEPS, prompt_tokens)
     trainer = trainer_of(base, policy.tokenizer, STEPS, prompts,
                          learning_rate=LEARNING_RATE)
     began = time.process_time()
