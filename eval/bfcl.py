@@ -56,7 +56,7 @@ from typing import NamedTuple
 
 from errors import UserError, exit_code
 from eval.common import Verdict, between, brief, read_rows, verdict
-from worlds.tools.call_text import plain as json_value
+from worlds.tools.schemas import json_value
 
 NAME = "bfcl"
 PAPER = {"Qwen2.5-7B": 7.0, "GenEnv 7B": 41.8}

@@ -21,24 +21,20 @@ these fields; printed are those with something in them, with --json all, as one 
     "limit"                 what cut the answer off, such as "too many tokens"; "" if nothing did
 
 Tool calls. A request is enough; the right calls need not be given. Nothing is ever executed:
-whoever carries a call out has to check it first. What does not fit its function is named, and so
-are values that the request does not mention. In place of "reward", "valid" and "limit" --json has:
+whoever carries a call out has to check it first. Calls that do not fit their function are named,
+and so are values that the request does not mention. --json then has four more fields:
 
-    "offered"     names of the functions in the prompt
     "calls"       null if none can be read
     "fault"       what is wrong with the calls
     "ungrounded"  values of the calls that the request does not mention
+    "offered"     names of the functions in the prompt (worlds/tools/offers.py)
 
-What is offered: functions of the run; with a held-out request also those of its own. An agent that
-has learned with a few in its prompt is lost among hundreds. So up to eight are all offered, and of
-more the six that share the most words with the request, a rare word counting more.
+Functions are those of the run; with a held-out request also its own.
 
 Deviations: training samples its answers, this takes the likeliest token each time.
 """
 import json
-import math
 import sys
-from collections import Counter
 from contextlib import redirect_stdout
 from functools import cached_property
 from pathlib import Path
@@ -50,18 +46,12 @@ from errors import UserError, printable
 from interaction import attempt_score, play, transcript
 from model.loading import check_base, read_adapter
 from support.options import COMMANDS, Parser, saved_options
-from worlds import NO_SEED, InvalidTask, load_world, special_token_in, task_texts
-from worlds.tool_calls import MOST_SHOWN, misfit, parse_calls
-from worlds.tools.leaks import ungrounded
-from worlds.tools.schemas import words_of
-
-STEM = 5       # words that begin with the same 5 letters count as one: reminder and remind
-ALL_SHOWN = 8  # up to so many functions are offered without a choice
+from worlds import InvalidTask, load_world, special_token_in
 
 
 def main(argv) -> int:
     """Print the agent's answer to each request, and at the end how many answers are right, of those
-    that can be checked. Returns 0. Raises UserError."""
+    that can be checked. Raises UserError, returns 0."""
     args = parser().parse_intermixed_args(argv)  # options may come between RUN and the request
     agent = Agent(args.run, args.untrained)
     tasks = [agent.task_of(text) for text in args.request]
@@ -87,7 +77,7 @@ def main(argv) -> int:
 
 
 def parser():
-    """The command line of `ask`."""
+    """Return the command line of `ask`."""
     p = Parser(prog="python genenv.py ask", description=COMMANDS["ask"])
     p.add_argument("run", help="folder of a run, such as runs/001-genenv")
     p.add_argument("request", nargs="*", help="tasks or requests; none: the held-out ones")
@@ -111,11 +101,11 @@ class Agent:
         """Raises UserError if nobody there can answer."""
         o, self.adapter = saved_options(run), Path(run, "adapters", "agent")
         if not self.adapter.is_dir():
-            raise UserError(f"{run} has no adapters/agent: the run has not ended, --resume goes on")
+            raise UserError(f"{run} has no adapters/agent: the run has not ended, --resume "
+                            "continues it")
         self.untrained = untrained
-        with redirect_stdout(sys.stderr):  # answers alone are on standard output
+        with redirect_stdout(sys.stderr):  # only answers are on standard output
             self.world = load_world(o.world)(o)
-        self.has_tools = isinstance(self.world, load_world("tool_calls"))
 
     @cached_property
     def policy(self):
@@ -128,56 +118,31 @@ class Agent:
         return policy
 
     def __call__(self, request: str) -> dict:
-        """The agent's greedy answer. Raises UserError if the request cannot be put to it."""
+        """Return the agent's greedy answer. Raises UserError if the request cannot be put to it."""
         return self.answer(self.task_of(request))
 
     def task_of(self, text: str) -> Task:
-        """A text as a task: of a world with tools a request whose calls nobody knows, else as the
-        simulator would have written it. Raises UserError if it is no task of this world."""
-        if self.has_tools:
-            return Task(text, {})
+        """Return a text as a task of the run's world. Raises UserError if it is none."""
         try:
-            return self.world.parse_task(text, NO_SEED, epoch=0)  # any epoch: nobody reads it
+            return self.world.asked_task(text)
         except InvalidTask as reason:
             example = self.world.base_tasks()[0].text
             raise UserError(f"{text[:80]!r} is no task of the world {self.world.o.world}: {reason};"
                             f" one is {example!r}") from None
 
     def answer(self, task: Task) -> dict:
-        """The answer to a task, as --json prints it. Raises UserError."""
-        if self.has_tools and "reference" not in task.spec:
-            return self._answer_calls(task)
-        rollout, text = self._attempt(task)
-        reward, valid, _ = attempt_score(self.world, task, rollout, text)  # Eq. 1
-        return {"request": task.text, "response": transcript(rollout, text), "right": reward == 1,
-                "expected": self.world.gold(task), "reward": reward, "valid": valid,
-                "limit": rollout.limit}
-
-    def _answer_calls(self, task: Task) -> dict:
-        """The answer to a request, read as calls."""
-        # the prompt has the tools alone, so the calls may be left empty
-        by_name = candidates(self.world, task)
-        tools = list(by_name.values())
-        offered = short_list(task.text, tools)
-        shown = Task(task.text, {"tools": offered, "calls": [], "ordered": False})
-        _, text = self._attempt(shown)
-        calls = parse_calls(text, self.world.form)
-        right, expected, not_in_request = None, None, ""
-        if "calls" in task.spec:
-            right, expected = self.world.score(task, text)[0] == 1, self.world.gold(task)
-        fault = "no call can be read"
-        if calls is not None:
-            # a call of a function learned in training but not offered now is no fault
-            fault = misfit(calls, by_name, 0)
-        # a right answer may have a value that the request does not mention
-        if not fault and not right:
-            not_in_request = ungrounded(Task(task.text, {"tools": tools, "calls": calls}))
-        return {"request": task.text, "response": text, "right": right, "expected": expected,
-                "calls": calls, "fault": fault, "ungrounded": not_in_request,
-                "offered": [tool["name"] for tool in offered]}
+        """Return the answer to a task, as --json prints it. Raises UserError."""
+        rollout, text = self._attempt(self.world.offered(task))
+        answer = {"request": task.text, "response": transcript(rollout, text), "right": None,
+                  "expected": None, "reward": None, "valid": None, "limit": rollout.limit}
+        if task.origin != "asked":
+            reward, valid, _ = attempt_score(self.world, task, rollout, text)  # Eq. 1
+            answer |= {"right": reward == 1, "expected": self.world.gold(task), "reward": reward,
+                       "valid": valid}
+        return answer | self.world.remarks(task, text)
 
     def _attempt(self, task: Task):
-        """One greedy attempt at a task: (Rollout, text). Raises UserError."""
+        """Return one greedy attempt at a task, (Rollout, text). Raises UserError."""
         token = special_token_in(task.text, self.policy.tokenizer)
         if token:
             raise UserError(f"{task.text[:40]!r} spells {token!r}, a control token of the model")
@@ -194,44 +159,3 @@ class Agent:
             raise UserError(f"out of GPU memory with a prompt of {length} tokens: does another "
                             "program use the GPU?") from None
         return rollout, text
-
-
-# ---------------------------------------------------------------------------------------------
-# which functions are offered
-
-
-def candidates(world, task) -> dict:
-    """{name: function that may be offered with a task}: those of the list, of the base tasks, and
-    the task's own. Of two with one name the first counts, but the task's own before all, as its
-    right calls fit that one."""
-    by_name = dict(world.tools)
-    for other in world.base_tasks():
-        for tool in other.spec.get("tools", []):
-            by_name.setdefault(tool["name"], tool)
-    return by_name | {tool["name"]: tool for tool in task.spec.get("tools", [])}
-
-
-def short_list(request: str, tools: list) -> list[dict]:
-    """All functions if there are few, else the MOST_SHOWN nearest to a request, in their order.
-
-    How near: the sum of log(functions / functions with the stem) over the stems that they share.
-    """
-    if len(tools) <= ALL_SHOWN:
-        return tools
-    stems_of_tools = [stems_of(" ".join(task_texts(tool))) for tool in tools]
-    tools_with = Counter(stem for stems in stems_of_tools for stem in stems)
-    asked = stems_of(request)
-
-    def nearness(position):
-        shared = stems_of_tools[position] & asked
-        # fsum is exact: a set's order, which varies, must not break a tie
-        return math.fsum(math.log(len(tools) / tools_with[stem]) for stem in shared)
-
-    # a stable sort: ties keep the order of the list
-    best = sorted(range(len(tools)), key=nearness, reverse=True)[:MOST_SHOWN]
-    return [tools[i] for i in sorted(best)]
-
-
-def stems_of(text: str) -> set:
-    """The words of a text, each cut to its first STEM letters; single letters are left out."""
-    return {word[:STEM] for word in words_of(text) if len(word) > 1}

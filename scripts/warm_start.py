@@ -4,15 +4,17 @@ Paper: nothing, its 7B instruct model does the format by itself. A small one wri
 and solves none, so every group is without signal and both updates stand still.
 
 Usage:
-    python genenv.py warm-start --model M --base-tasks F --out DIR [options of a run]
-    python genenv.py --world tool_calls --model DIR --base-tasks F ...
+    python genenv.py warm-start --model M --out DIR [options of a run]
+    python genenv.py --model DIR [the same options]
+
+With the default world that is the ladder in words; --world tool_calls takes --base-tasks F.
 
 As the agent the model imitates the expected answers, as the simulator the tasks that it could have
 written (`warm_start_pairs` of the world): passes of rwr.rwr_step with weights of 1 over one LoRA,
 by AdamW with a rate that rises for WARM_UP steps, then falls. Then, in rounds, the simulator
 writes, and what passes every check is imitated beside the examples, until ENOUGH of it is valid or
 --rounds are over. Held-out tasks are never imitated. DIR becomes a model folder; warm_start.json in
-it says how it went. The same command goes on after the last complete pass.
+it reports how it went. The same command continues after the last complete pass.
 
 Deviations: the adapter is merged into the base, so that "adapters off" is the initial policy of
 both players, and the reference, as always. A start that is too sharp is as bad as none: where
@@ -52,7 +54,6 @@ TEXTS = 128         # what the simulator writes before a round
 ENOUGH = 0.6        # share of valid texts that ends the rounds
 FEWEST = 5          # examples to imitate, in each role
 FORM_STEPS = 48     # steps that teach the form
-LIST_STEPS = 150    # with a list of tools: each pass has other values to read
 FEWEST_PASSES, MOST_PASSES = 2, 10
 WIDE = 1024         # hidden size of a wide model, which takes a lower rate
 # measured with 576 and 1,536: with 1e-3 the larger model answers 25 of 35 requests instead of 32
@@ -60,7 +61,7 @@ RATE, WIDE_RATE = 1e-3, 3e-4
 
 
 def main(argv) -> int:
-    """The command `genenv.py warm-start`. Raises UserError, returns 0."""
+    """Run the command `genenv.py warm-start`. Raises UserError, returns 0."""
     s, o, rest = parse(argv)
     out = Path(s.out)
     world = open_world(o)
@@ -68,15 +69,16 @@ def main(argv) -> int:
     with claim(out):
         print("loading the model; if stopped, give it again: it keeps whole passes ...", flush=True)
         WarmStart(world, s, out).make(out, s.rounds)
-    go_on = "python", "genenv.py", *rest, "--model", s.out, "--out", f"{out}-run"
-    print("go on with:", shlex.join(go_on))
+    command = "python", "genenv.py", *rest, "--model", s.out, "--out", f"{out}-run"
+    print("continue with:", shlex.join(command))
     return 0
 
 
 def parse(argv):
-    """argv -> (options of the warm start, Options, the words that are a run's but --model)."""
+    """Return (options of the warm start, Options, the words of argv that are a run's, without
+    --model)."""
     p = Parser(prog="python genenv.py warm-start",
-               epilog="and a run's options (python genenv.py --help): --base-tasks, --tools ...")
+               epilog="and a run's options (python genenv.py --help): --world, --base-tasks ...")
     p.add_argument("--out", required=True, help="folder that becomes the model")
     p.add_argument("--model", required=True, help="folder or hub name of a chat model")
     p.add_argument("--passes", type=at_least(1), default=0,
@@ -84,7 +86,6 @@ def parse(argv):
     p.add_argument("--rounds", type=at_least(0), default=2,
                    help="of imitating what it wrote, at most")
     s, rest = p.parse_known_args(argv)
-    rest = ["--world", "tool_calls", *rest]  # unless another is named after it
     o = parse_options([*rest, "--model", s.model])
     if o.env_model:
         raise UserError("warm-start takes no --env-model")
@@ -92,7 +93,7 @@ def parse(argv):
 
 
 def claim(out: Path):
-    """The lock of a folder that is new, or in which a warm start has not ended. Raises
+    """Return the lock of a folder that is new, or in which a warm start has not ended. Raises
     UserError."""
     unfinished = (out / "warm_start").is_dir()
     if out.exists() and not unfinished and any(out.iterdir()):
@@ -107,8 +108,8 @@ def claim(out: Path):
 
 
 def pairs_of_pass(world, policy, number: int) -> dict:
-    """{role: [Rollout]} of a pass: what is imitated, as far as a run would let the model say it.
-    Raises UserError where that leaves a role too little."""
+    """Return {role: [Rollout]} of a pass: what is imitated, as far as a run would let the model say
+    it. Raises UserError where that leaves a role too little."""
     usable, o = {}, world.o
     for role, pairs in world.warm_start_pairs(number).items():
         longest = o.max_task_tokens
@@ -117,10 +118,10 @@ def pairs_of_pass(world, policy, number: int) -> dict:
         rollouts = [policy.as_drawn(prompt, response) for prompt, response in pairs]
         usable[role] = [r for r in rollouts if len(r.prompt) <= o.max_prompt_tokens
                         and len(r.response) <= longest]
-        count = min(len(usable[role]), len(world.base_tasks()))  # joined ones are no others
-        if count < FEWEST:
+        if len(usable[role]) < FEWEST:
             raise UserError(
-                f"{FEWEST} examples to imitate as {role} are needed, {count} of {len(pairs)} are "
+                f"{FEWEST} examples to imitate as {role} are needed, {len(usable[role])} of "
+                f"{len(pairs)} are "
                 "within --max-{prompt,task,response}-tokens: give more, or raise these")
     if not usable:
         raise UserError(f"--world {o.world} has no warm start: "
@@ -129,14 +130,12 @@ def pairs_of_pass(world, policy, number: int) -> dict:
 
 
 def passes_for(world, pairs) -> int:
-    """How many passes teach the form."""
+    """Return how many passes teach the form."""
     if world.warm_start_passes:
         return world.warm_start_passes
-    steps = FORM_STEPS
-    if getattr(world, "tools", ()):
-        steps = LIST_STEPS
     steps_of_a_pass = math.ceil(sum(map(len, pairs.values())) / BATCH)
-    return min(max(FEWEST_PASSES, math.ceil(steps / steps_of_a_pass)), MOST_PASSES)
+    passes = math.ceil(FORM_STEPS / steps_of_a_pass)
+    return min(max(FEWEST_PASSES, passes), MOST_PASSES)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -152,7 +151,7 @@ class WarmStart:
     """
 
     def __init__(self, world, s, out: Path):
-        """Goes on with what was done before a stop. Raises UserError if that had other settings."""
+        """Continue what was done before a stop. Raises UserError if that had other settings."""
         self.world, self.path, o = world, out / "warm_start" / "state.pt", world.o
         files = origin.inputs(o) | origin.file_hashes(origin.world_files(o.world))
         settings = {**asdict(o), **vars(s), "out": "", "threads": 0, "files": files}
@@ -178,8 +177,12 @@ class WarmStart:
 
     def make(self, out: Path, rounds: int):
         """Imitate, merge, write the model and its report into the claimed folder."""
-        for n in range(len(self.state["nats_per_token"]), self.passes + rounds):
-            if n >= self.passes and self.write_round(n) >= ENOUGH:
+        # what was done before a stop is not done again
+        n_done = len(self.state["nats_per_token"])
+        for n in range(n_done, self.passes):
+            self.imitate_pass(n)
+        for n in range(max(n_done, self.passes), self.passes + rounds):
+            if self.write_round(n) >= ENOUGH:
                 break
             self.imitate_pass(n)
         merge(self.policy, self.world.o, out)
@@ -188,10 +191,10 @@ class WarmStart:
         shutil.rmtree(out / "warm_start")
 
     def imitate_pass(self, n: int):
-        """Pass number n over the examples and what the simulator wrote, in random order."""
+        """Imitate the examples and what the simulator wrote, in random order: pass number n."""
         examples = pairs_of_pass(self.world, self.policy, n)
         own = [Rollout(0, *pair) for pair in self.state["own"]]
-        # with its own texts alone the agent's role would be forgotten
+        # with only its own texts the agent's role would be forgotten
         pairs = own + examples["agent"] + examples["env"]
         print(f"pass {n + 1}: imitates {len(examples['agent'])} answers, {len(examples['env'])} "
               f"tasks, {len(own)} texts of its own", flush=True)
@@ -207,7 +210,7 @@ class WarmStart:
         checkpoint.write(self.path, self.state)
 
     def imitate(self, pairs, n: int) -> float:
-        """Pass number n over the pairs; returns the mean negative log-likelihood, in nats per
+        """Imitate the pairs in pass number n; returns the mean negative log-likelihood, in nats per
         token."""
         width = self.policy.lm.config.get_text_config(decoder=True).hidden_size
         peak = WIDE_RATE if width >= WIDE else RATE
@@ -225,8 +228,8 @@ class WarmStart:
         return sum(losses) / len(losses)
 
     def write_round(self, n: int) -> float:
-        """The simulator writes, for base tasks drawn at random; what is valid is kept for the next
-        pass. Returns its share. "rounds" of the state get {"valid": that share, "invalid": {reason:
+        """Let the simulator write, for base tasks drawn at random; what is valid is kept for the
+        next pass. Returns its share. "rounds" of the state get {"valid": that share, "invalid": {reason:
         how many}, "texts": all}."""
         print(f"the simulator writes {TEXTS} texts, for minutes on a CPU ...", flush=True)
         world, policy, o = self.world, self.policy, self.world.o

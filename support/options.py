@@ -154,13 +154,6 @@ PRESETS = {  # only what differs from the defaults, those of the world included
     "tiny": dict(epochs=2, steps=1, seed_tasks=4, variations=2, G=4, env_batch=2,
                  max_task_tokens=256, max_response_tokens=160, token_budget=4096, max_rows=64,
                  val_samples=2),
-    # SmolLM2-135M-Instruct after a warm start, on a CPU: tasks as Python text for given functions,
-    # one variation per seed task, as a small simulator often writes the same variation twice; 128
-    # tasks an epoch, so that one pass of RWR has records enough for some steps
-    "135m-cpu": dict(world="tool_calls", call_format="python", tools="base", epochs=6, steps=8,
-                     seed_tasks=16, variations=1, val_every=3, max_prompt_tokens=640,
-                     max_response_tokens=96, max_task_tokens=160, agent_lr=5e-4, env_lr=5e-4,
-                     env_batch=16, token_budget=1024),
     # Computed, not run: any world that a chat model plays, on a card of 8 and of 16 GB, in bf16.
     # Updates need 3.8 and 7.5 GB; rollouts take what is left. A T4 (16 GB) has no bf16, so it
     # computes in fp32, where updates need 5.7 and 11.7 GB.
@@ -285,6 +278,9 @@ def parse_options(argv) -> Options:
     with users_code(file):
         values = asdict(Options(**world.defaults({**preset, **given})))
     values.update({name: default for name, (default, _, _) in world.OPTIONS.items()})
+    for name in saved.keys() - values.keys():
+        raise UserError(f"{first.out} has the option {name!r}, which this version lacks: resume it "
+                        "with the version that made it")
     values.update(saved)  # a run that goes on keeps what it began with
     values.update(preset)
     values.update(given)  # the command line wins

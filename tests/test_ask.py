@@ -11,11 +11,13 @@ import torch
 from data_pool import Task
 import genenv
 from helpers import EXAMPLE_LIST, one_line, randomise, user_error
-from policy import Policy
+from policy import Policy, Rollout
 from scripts import ask
 from support.options import parse_options
+from test_tool_calls import call, said
 from worlds import load_world, tool_calls
-from worlds.tools import tool_lists
+from worlds.tools import offers, tool_lists
+from worlds.tools.schemas import tools_of
 
 DENTIST = "Put the dentist on Friday at nine."
 
@@ -24,7 +26,7 @@ DENTIST = "Put the dentist on Friday at nine."
 def run(model, tmp_path_factory):
     """The folder of a run of tool_calls as it ends, with an agent that differs from its base."""
     return ended_run(tmp_path_factory.mktemp("ask"), model, "--world", "tool_calls", *EXAMPLE_LIST,
-                     "--call-format", "python", "--max-response-tokens", "24")
+                     "--max-response-tokens", "24", "--max-prompt-tokens", "4096")
 
 
 def ended_run(folder, model, *options):
@@ -53,9 +55,9 @@ def answer_as_by_hand(capsys, run, model, world, task):
 
 
 def answer_of(monkeypatch, run, task, text):
-    """What is made of a text that the agent answers to a task."""
+    """Return what is made of a text that the agent answers to a task."""
     agent = ask.Agent(run)
-    monkeypatch.setattr(agent, "_attempt", lambda _: (None, text))
+    monkeypatch.setattr(agent, "_attempt", lambda _: (Rollout(0, [], []), text))
     return agent.answer(task)
 
 
@@ -65,17 +67,18 @@ def test_the_short_list_has_the_function_that_is_needed():
     tasks = tool_calls.read_tasks(EXAMPLE_LIST[5], tools)
     hits = 0
     for task in tasks:
-        few = ask.short_list(task.text, [*tools.values()])
+        few = offers.short_list(task.text, [*tools.values()])
         hits += {call["name"] for call in task.spec["calls"]} <= {tool["name"] for tool in few}
     assert hits >= 0.9 * len(tasks)
 
 
 def test_the_agent_is_asked_with_a_choice_of_its_functions(run, model, capsys):
+    """Otherwise hundreds of functions would be in the prompt of an agent that knows a few."""
     world = ask.Agent(run).world
-    tools = ask.short_list(DENTIST, list(world.tools.values()))
-    task = Task(DENTIST, {"tools": tools, "calls": []})
+    task = world.offered(world.asked_task(DENTIST))
     answer = answer_as_by_hand(capsys, run, model, world, task)
-    assert answer["offered"] == [tool["name"] for tool in tools]
+    assert answer["offered"] == list(tools_of(task)) and len(answer["offered"]) == 6
+    assert answer["right"] is answer["expected"] is answer["reward"] is None
 
 
 def test_any_world_is_asked_a_task_of_its_own(small_ladder, tmp_path, capsys):
@@ -88,15 +91,19 @@ def test_any_world_is_asked_a_task_of_its_own(small_ladder, tmp_path, capsys):
     one_line(capsys, genenv.main(["ask", str(run), "good morning"]), "no task of the world ladder")
 
 
+EVENT = {"title": "dentist", "day": "Friday", "hour": 9}
+
+
 @pytest.mark.parametrize("text, calls, fault, ungrounded", [
-    ('add_event(title="dentist", day="Friday", hour=9)', 1, "", ""),
-    ('add_event(title="dentist", day="Monday", hour=9)', 1, "", 'day = "Monday"'),
-    ('add_event(title="dentist")', 1, "required", ""),
+    (said(call("add_event", **EVENT)), 1, "", ""),
+    (said(call("add_event", **EVENT | {"day": "Monday"})), 1, "", 'day = "Monday"'),
+    (said(call("add_event", title="dentist")), 1, "required", ""),
     ("I would rather not.", None, "no call can be read", ""),
     ("none", 0, "", "")])
 def test_an_answer_is_read_as_calls_or_as_what_is_wrong_with_it(run, monkeypatch, text, calls,
                                                                 fault, ungrounded):
-    answer = answer_of(monkeypatch, run, Task(DENTIST, {}), text)
+    task = ask.Agent(run).task_of(DENTIST)
+    answer = answer_of(monkeypatch, run, task, text)
     assert answer["right"] is None and answer["ungrounded"] == ungrounded
     assert fault in answer["fault"] and bool(fault) == bool(answer["fault"])
     assert (answer["calls"] if calls is None else len(answer["calls"])) == calls
@@ -108,7 +115,7 @@ def test_a_held_out_request_is_marked_and_offered_its_own_functions(run, monkeyp
     task = world.validation_tasks()[0]
     fly = {"name": "fly_to", "description": "", "parameters": {}}
     spec = {"tools": [fly], "calls": [{"name": "fly_to", "arguments": {}}], "ordered": False}
-    for task, text in ((task, world.gold(task)), (Task("Fly", spec), "fly_to()")):
+    for task, text in ((task, world.gold(task)), (Task("Fly", spec), said(call("fly_to")))):
         answer = answer_of(monkeypatch, run, task, text)
         assert answer["right"] is True and answer["fault"] == ""
         assert task.spec["calls"][0]["name"] in answer["offered"]

@@ -9,6 +9,7 @@ import genenv
 from helpers import one_line
 
 TASKS = ["--preset", "tiny", "--world", "tool_calls", "--model", "m", "--base-tasks"]
+TOOLS = ["--world", "tool_calls", "--tools", "list.json"]
 WARM = ["warm-start", "--out", "{tmp}/m"]
 MISTAKES = {  # (argv, the option or file that the line must name)
     "option misspelt": (["--epoch", "3"], "--epochs"),
@@ -33,7 +34,7 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "out is not empty": (["--out", "{tmp}"], "{tmp}"),
     "resume nothing": (["--resume", "--out", "{tmp}/none"], "{tmp}/none"),
     "command misspelt": (["warmstart"], "did you mean warm-start"),
-    "no examples to imitate": ([*WARM, "--model", "m", "--tools", "list.json"], "--base-tasks"),
+    "no examples to imitate": ([*WARM, "--model", "m", *TOOLS], "--base-tasks"),
     "world without a warm start": ([*WARM, "--model", "m", "--world", "household"], "household"),
     "world with tasks of its own": (["--base-tasks", "worlds/tools/example_tasks.jsonl"], "--base-tasks"),
 }

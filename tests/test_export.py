@@ -15,11 +15,11 @@ from scripts import export
 from support.options import parse_options
 from worlds import gym, load_world
 
-TOOLS = ["--world", "tool_calls", "--model", "m", "--call-format", "python", *EXAMPLE_LIST]
+TOOLS = ["--world", "tool_calls", "--model", "m", *EXAMPLE_LIST]
 
 
 @pytest.mark.parametrize("argv, source", [(["--world", "ladder"], "genenv/ladder"),
-                                          (TOOLS, "genenv/tool_calls/python")])
+                                          (TOOLS, "genenv/tool_calls")])
 def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path, capsys):
     """Another trainer would train on other tasks, or by other rewards."""
     o = parse_options(argv)

@@ -78,7 +78,7 @@ def test_a_teachers_fair_tasks_are_spared(tmp_path, world):
     user_error("record 1: answer leaked", read_teacher, world, path)
 
 
-GROUNDED = [  # (request, value, whether it stands there)
+GROUNDED = [  # (request, value, whether it is mentioned)
     ("In Berkeley, please", "Berkeley, CA", True),
     ("In Berkeley, please", "Boston, MA, USA, Berkeley", False),
     ("From Cooper station", "Cooperative", False), ("Historical novels, please", "history", True),
@@ -97,12 +97,12 @@ GROUNDED = [  # (request, value, whether it stands there)
 ]
 
 
-@pytest.mark.parametrize("text, value, stands", GROUNDED)
-def test_values_in_a_request(text, value, stands):
-    """Half of the words are enough, a third is not; numbers, dates and booleans are said in other
-    ways."""
+@pytest.mark.parametrize("text, value, is_mentioned", GROUNDED)
+def test_values_in_a_request(text, value, is_mentioned):
+    """Otherwise fair tasks would be refused, whose numbers, dates and booleans are written in other
+    ways. Half of the words are enough, a third is not."""
     given = record(text, call("f", hours=value), tools=[tool("f", hours={})])
-    assert bool(ungrounded(make_task(given, "env"))) != stands
+    assert bool(ungrounded(make_task(given, "env"))) != is_mentioned
 
 
 @pytest.mark.parametrize("text, left", [
@@ -123,7 +123,7 @@ HIDDEN = ["ha\u200bll", "ｈａｌｌ", "Hall ", "\u2066hall\u2069", "ha\ufe0fll
 
 
 @pytest.mark.parametrize("room", HIDDEN)
-def test_signs_that_nobody_sees_make_no_other_task_but_another_answer(room, world):
+def test_characters_that_nobody_sees_make_no_other_task_but_another_answer(room, world):
     """A held-out task would be trained on, as RWR keeps what passes."""
     plain = make_task(record(FAIR), "base")
     same_words = make_task(question(FAIR.replace("hall", room), "x"), "env")

@@ -9,7 +9,6 @@ import pytest
 from helpers import raised, user_error
 from test_tool_calls import TEXT, WHOLE, call, lines, schema, tool
 from worlds import NO_SEED, InvalidTask
-from worlds.tools import call_text
 from worlds.tools.schemas import argument_fault, normal_calls
 from worlds.tool_calls import World, make_task, read_tasks
 from worlds.tools.tool_lists import normalized_record, normalized_tool, read_tools
@@ -29,8 +28,6 @@ SHAPES = {  # the same two tools, as the JSON values of a file
         {"jsonrpc": "2.0", "id": 2, "result": MCP}],
     "Anthropic": [[{"name": "ring", "description": "Ring a bell.",
                     "input_schema": RING["parameters"]}, SHUT]],
-    "Google": [{"tools": [{"functionDeclarations": [
-        {**RING, "parameters": {**RING["parameters"], "type": "OBJECT"}}, SHUT]}]}],
     "tasks": [{"task": "Ring it twice, please.", "tools": [RING, SHUT], "calls": []},
               {"task": "Who wrote it, again?", "reference": "x"}],
     "a table with nulls": [[
@@ -51,7 +48,7 @@ def listed(folder, *values):
 @pytest.mark.parametrize("how", SHAPES)
 def test_a_list_of_tools_gets_in_unchanged(how, tmp_path):
     tools, notes = read_tools(listed(tmp_path, *SHAPES[how]))
-    assert tools["ring"] == RING and call_text.signature(tools["shut"]) == "shut()" and not notes
+    assert tools["ring"] == RING and not notes
     assert argument_fault({"x": 1}, tools["shut"]["parameters"])
 
 
@@ -76,51 +73,62 @@ def test_a_list_without_a_tool_is_one_line(data, what, tmp_path):
     user_error("no such file", read_tools, tmp_path / "absent")
 
 
-def test_names_of_all_kinds_are_called_in_both_forms(tmp_path):
+def test_names_of_all_kinds_are_taken():
+    """Otherwise a server's functions would be left out for a dot or another script."""
     for name in ("a.b-c", "检索", "class", "fs/21st_builder", "n" * 128):
-        assert normalized_tool({"name": name})
-        written = call(name, **{"from": "x", "is": 1})
-        assert call_text.parse_calls(call_text.write_call(written)) == [written]
+        assert normalized_tool(tool(name, **{"user id": TEXT})) == tool(name, **{"user id": TEXT})
     for name in ("", "a b", "a(b", "n" * 129, "a\nb"):
         raised(InvalidTask, None, normalized_tool, {"name": name})
-    arguments = ["user id", "ﬁle", "año_vehiculo", "from"]
-    tools = [tool(f"f{n}", **{name: TEXT}) for n, name in enumerate(arguments)]
-    path = listed(tmp_path, *tools)
-    assert [*read_tools(path)[0].values()] == tools
-    assert [*read_tools(path, "python")[0].values()] == tools[2:]
+
+
+@pytest.mark.parametrize("cursors, is_whole", [
+    (["b2Zm"], False), (["b2Zm", None], True), ([None, "b2Zm"], True), (["b2Zm", "c3"], False),
+    ([None], True)])
+def test_a_list_whose_last_page_is_missing_is_noted(cursors, is_whole, tmp_path):
+    """Otherwise an agent would train on the first page of an MCP server's functions."""
+    pages = []
+    for n, cursor in enumerate(cursors):
+        page = {"tools": [{"name": f"f{n}", "inputSchema": {"type": "object"}}]}
+        if cursor or n:
+            page["nextCursor"] = cursor
+        pages.append({"jsonrpc": "2.0", "id": n, "result": page})
+    for values in (pages, [pages]):
+        tools, notes = read_tools(listed(tmp_path, *values))
+        assert len(tools) == len(cursors) and bool(notes) != is_whole
+        assert all("nextCursor" in note for note in notes)
 
 
 # ---------------------------------------------------------------------------------------------
-# schemas: (schema, its type in a signature, values that fit, values that do not)
+# schemas: (schema, values that fit, values that do not)
 
 PLACE = {"properties": {"x": {"type": "number"}}, "required": ["x"]}
 TREE = schema(name=TEXT, kids={"type": "array", "items": {"$ref": "#/$defs/Tree"}})
 KINDS = {"type": "object", "properties": {"kind": TEXT, "size": WHOLE},
          "if": {"properties": {"kind": {"const": "b"}}}, "then": {"required": ["size"]}}
 FITS = [
-    ({"oneOf": [WHOLE, TEXT]}, "int | str", [3, 2.0], [1.5, True, None]),
-    ({"const": 3}, "3", [3.0], ["3"]), ({"const": None}, "None", [None], ["a"]),
-    ({"type": "integer", "maximum": 2 ** 64 - 1}, "int", [1], [1.5]),
-    ({"items": True, "uniqueItems": True}, "list[any]", [[], [1, 1]], [1]),
-    ({"type": "array", "items": [TEXT, WHOLE], "additionalItems": False}, "list[any]", [["a", 1]],
+    ({"oneOf": [WHOLE, TEXT]}, [3, 2.0], [1.5, True, None]),
+    ({"const": 3}, [3.0], ["3"]), ({"const": None}, [None], ["a"]),
+    ({"type": "integer", "maximum": 2 ** 64 - 1}, [1], [1.5]),
+    ({"items": True, "uniqueItems": True}, [[], [1, 1]], [1]),
+    ({"type": "array", "items": [TEXT, WHOLE], "additionalItems": False}, [["a", 1]],
      [[1, "a"], ["a", 1, 1]]),
-    ({"type": "object", "properties": {}, "additionalProperties": WHOLE}, "dict", [{"a": 1}],
+    ({"type": "object", "properties": {}, "additionalProperties": WHOLE}, [{"a": 1}],
      [{"a": "b"}]),
-    (schema(a=TEXT) | {"additionalProperties": {}}, "{a: str}", [], [{"a": "b", "c": 1}]),
+    (schema(a=TEXT) | {"additionalProperties": {}}, [], [{"a": "b", "c": 1}]),
     ({"properties": {"a": {**TEXT, "default": None}, "b": False, "c": {**WHOLE, "enum": ["1"]}}},
-     "{a: str = ..., c: int = ...}", [{}, {"a": "b", "c": 1}], [{"b": 1}, {"c": "1"}]),
-    ({"allOf": [{"$ref": "#/$defs/Place"}], "default": {"x": 0}}, "{x: float}", [{"x": 1}],
+     [{}, {"a": "b", "c": 1}], [{"b": 1}, {"c": "1"}]),
+    ({"allOf": [{"$ref": "#/$defs/Place"}], "default": {"x": 0}}, [{"x": 1}],
      [{}, {"x": 1, "y": 1}]),
-    ({"allOf": [PLACE, schema(y=TEXT)]}, "{x: float}", [{"x": 1, "y": "a"}],
+    ({"allOf": [PLACE, schema(y=TEXT)]}, [{"x": 1, "y": "a"}],
      [{"x": 1}, {"x": 1, "y": "a", "z": 1}]),
     # within itself anything fits
-    ({"$ref": "#/$defs/Tree"}, "{name: str, kids: list[any]}",
+    ({"$ref": "#/$defs/Tree"},
      [{"name": "a", "kids": [{"name": 1}]}], [{"name": 1, "kids": []}, {"name": "a"}]),
-    (KINDS, "{kind: str = ..., size: int = ...}", [{"kind": "a"}, {"kind": "b", "size": 1}],
+    (KINDS, [{"kind": "a"}, {"kind": "b", "size": 1}],
      [{"kind": "b"}, {"kind": "a", "x": 1}]),
-    ({"anyOf": [schema(a=TEXT), {"type": "null"}]}, "{a: str} | None", [{"a": "x"}, None],
+    ({"anyOf": [schema(a=TEXT), {"type": "null"}]}, [{"a": "x"}, None],
      [{"a": "x", "b": "x"}]),
-    (True, "any", ["a", None], []),
+    (True, ["a", None], []),
 ]
 
 
@@ -129,12 +137,11 @@ def read(parameters):
     return normalized_tool({"name": "f", "parameters": parameters})["parameters"]
 
 
-@pytest.mark.parametrize("given, spoken, good, bad", FITS, ids=range(len(FITS)))
-def test_what_a_schema_says_is_checked(given, spoken, good, bad):
-    """On the way in and in every call; read twice it stays the same, as files are."""
+@pytest.mark.parametrize("given, good, bad", FITS, ids=range(len(FITS)))
+def test_what_a_schema_says_is_checked(given, good, bad):
+    """Otherwise wrong calls would count as valid; read twice it stays the same, as files are."""
     own = read(schema(a=given) | {"$defs": {"Place": PLACE, "Tree": TREE}})
     assert read(own) == own
-    assert call_text.signature({"name": "f", "parameters": own}) == f"f(a: {spoken})"
     for value in good:
         assert not argument_fault({"a": value}, own), value
     for value in bad:
@@ -147,7 +154,7 @@ def test_what_a_schema_says_is_checked(given, spoken, good, bad):
 def test_what_a_model_wrote_has_no_patterns(part, is_taken):
     """A slow regular expression would hold up the run; an argument may be called pattern."""
     given = {"task": "Find all that ends in txt.", "tools": [tool("f", pattern=part)], "calls": []}
-    world = World.scorer("json")
+    world = World.scorer("")
     world.tools = {}
     reason = "malformed task" if is_taken else "tool schema"  # no call, the last thing looked at
     raised(InvalidTask, reason, world.parse_task, json.dumps(given), NO_SEED, 1)

@@ -16,8 +16,8 @@ from data_pool import read_jsonl
 from test_tool_calls import WHOLE, call, chat_model, lines, question, record, tool
 
 SMALL = ["--threads", "1", "--rank", "4", "--seed-tasks", "2", "--variations", "2", "--G", "2",
-         "--val-samples", "1", "--max-task-tokens", "32", "--max-response-tokens", "24",
-         "--epochs", "1", "--steps", "1", "--max-prompt-tokens", "2048", "--call-format", "python"]
+         "--val-samples", "1", "--max-task-tokens", "32", "--max-response-tokens", "96",
+         "--epochs", "1", "--steps", "1", "--max-prompt-tokens", "2048"]
 DIM = tool("dim", "Dim a lamp.", lamp={**WHOLE, "minimum": 0})
 BASE = [*(record(f"Please dim lamp {n} for me.", call("dim", lamp=n), tools=[DIM])
           for n in range(9)),

@@ -29,8 +29,8 @@ def record(name, n):
 
 
 TASKS = [record(("dim", "test", f"only{n % 4}")[n % 3], n) for n in range(24)]
-SMALL = ["--call-format", "python", "--tools", "base", "--max-task-tokens", "96", "--threads", "1",
-         "--max-response-tokens", "32", "--passes", "2", "--rounds", "1"]
+SMALL = ["--world", "tool_calls", "--tools", "base", "--max-task-tokens", "128", "--threads", "1",
+         "--max-response-tokens", "96", "--passes", "2", "--rounds", "1"]
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -64,6 +64,9 @@ class World:
     def __init__(self, o):
         """Keep o, the run's Options. Raises UserError for options and files that cannot be used."""
         self.o = o
+        for name in o.world_options.keys() - self.OPTIONS.keys():
+            raise UserError(f"the option {name!r} of this run is none of --world {o.world} any "
+                            "more: use the version that made the run")
 
     # ---- what every world defines
 
@@ -176,6 +179,19 @@ class World:
         """The seed task as it is put to the simulator, with the same id."""
         return task
 
+    def asked_task(self, text) -> Task:
+        """Return a person's text as a task; its origin is "asked" if nobody knows the right answer.
+        Raises InvalidTask if it is no task of this world."""
+        return self.parse_task(text, NO_SEED, 0)
+
+    def offered(self, task) -> Task:
+        """Return a task as it is put to a trained agent by `genenv.py ask`."""
+        return task
+
+    def remarks(self, task, response) -> dict:
+        """Return what `genenv.py ask` prints of an answer besides Eq. 1."""
+        return {}
+
     def warm_start_pairs(self, turn=0):
         """For `genenv.py warm-start`, in its pass number `turn`: {"agent": pairs, "env": pairs},
         pairs (prompt, response) to imitate; an episode's response is its list of turns and
@@ -254,16 +270,21 @@ def task_texts(value):
 
 
 def special_token_in(value, tokenizer) -> str:
-    """The first control token of the tokenizer that a task, a text or a spec spells; "" if none.
+    """Return the first added token of the tokenizer that a task, a text or a spec spells; "" if
+    none.
 
-    Encoded again, in a prompt, it would be a real one: the end of a turn, or a new one.
+    Encoded again, in a prompt, it would be a real one: the end of a turn or, such as <think>, the
+    beginning of something that no text may begin.
     """
-    tokens = set(getattr(tokenizer, "all_special_tokens", ()))
-    for token in getattr(tokenizer, "added_tokens_decoder", {}).values():
-        if token.special:
-            tokens.add(str(token))
-    for text in task_texts(value):
-        for token in sorted(tokens):
-            if token in text:
-                return token
-    return ""
+    text = "\n".join(task_texts(value))
+    added = getattr(tokenizer, "added_tokens_decoder", {})
+    # runs of blanks are tokens of some models, and ordinary text
+    tokens = {i: str(token) for i, token in added.items() if str(token).strip(" \t\n\r\u2581")}
+    for token in sorted({*tokens.values(), *getattr(tokenizer, "all_special_tokens", ())}):
+        if token in text:
+            return token
+    # some tokenizers change letters before they look for their tokens
+    ids = tokenizer.encode(text, add_special_tokens=False) if tokens else ()
+    unknown = {tokenizer.unk_token_id, tokenizer.pad_token_id} if tokens else ()
+    marks = [tokens[i] for i in ids if i in tokens and i not in unknown]
+    return marks[0] if marks else ""

@@ -12,22 +12,25 @@ object per line (worlds/tools/example_tasks.jsonl has 51, and is the default):
      "ordered": true}          optional: the calls have to come in this order
     {"task": "Who wrote Dune?", "reference": "Frank Herbert"}      or a list of accepted answers
 
-A task has 1 to 32 tools and at most 8 calls; `"calls": []` says that none of the tools does what is
-asked, and the agent then answers `none`, which its prompt mentions only if some task has that
-answer. worlds/tools/tool_lists.py reads other shapes of tools, calls and lines. With --tools FILE, tasks
-without tools have those of the list that they call, and others up to three. Every line is checked
-before a model is loaded. An eighth of the file is held out for validation; of TUNED tasks or more
-another for tuning.
+A task has 1 to 32 tools and at most 8 calls; `"calls": []` means that none of the tools does what
+is asked, and the agent then answers `none`, which its prompt mentions only if some task has that
+answer. worlds/tools/tool_lists.py reads other shapes of tools, calls and lines. With --tools FILE,
+tasks without tools have those of the list that they call, and others up to three. Every line is
+checked before a model is loaded. An eighth of the file is held out for validation; of TUNED tasks
+or more another for tuning.
 
-With --tools FILE the simulator also writes for those tools (worlds/tools/task_text.py): it is shown an
-example and six tools (`seed_for`), chooses a level (how many calls, and among how many of these
-tools the agent has to choose), writes the calls, then the request. Without --tools it writes JSON
-tasks and invents the tools, which takes a large model.
+The agent writes calls as the chat templates of Qwen and Hermes do, one JSON object between
+<tool_call> tags each. Of a response or a written task with a </think>, only what follows the last
+one is read.
 
-When two calls are the same: same name, same arguments. Numbers are compared by value (5 is 5.0),
-but 5 is not "5" and true is not 1; strings must agree in every character; an argument left out
-equals its schema's `default`. The whole list must agree, in any order unless `ordered`. Part of the
-list earns nothing.
+The simulator writes one JSON object. With --tools FILE it is shown an example and six tools
+(`seed_for`) and writes calls of these, then a request that names their values; the agent has to
+choose among the same six. Without --tools it also invents the tools, which takes a large model.
+
+When two calls are the same: same name, same arguments, in any order of their names. Numbers are
+compared by value (5 is 5.0), but 5 is not "5" and true is not 1; strings must agree in every
+character; an argument left out equals its schema's `default`. The whole list must agree, in any
+order unless `ordered`. Part of the list earns nothing.
 
 Deviations: there is no executor for invented tools, so `valid` means that every call parses and
 satisfies the schema of a declared tool. The simulator must keep the kind of its seed, since a drift
@@ -41,47 +44,47 @@ import itertools
 import json
 import random
 import re
-from collections import Counter
 from dataclasses import replace
+from functools import lru_cache
 from pathlib import Path
 from textwrap import shorten
+
+import torch
 
 import worlds
 from data_pool import Task, task_id
 from errors import UserError, first_line, printable
-from worlds import NO_SEED, InvalidTask, held_out_keys
-from worlds.tools import call_text, task_text, tool_lists
-from worlds.tools.call_text import MAX_CHARS
-from worlds.tools.leaks import leaks, loopholes, ungrounded
-from worlds.tools.schemas import DECODER, MAX_CALLS, canonical, check_calls, graded_calls, load_object, \
-    normal_calls, objects_of, structured, texts_as_read, tools_of, well_formed, words_of
-from worlds.tools.swaps import swapped
+from worlds import NO_SEED, InvalidTask
 from worlds.tiny_model import chat
+from worlds.tools import tool_lists
+from worlds.tools.leaks import leaks, loopholes, ungrounded
+from worlds.tools.offers import MOST_OFFERED, candidates, short_list
+from worlds.tools.schemas import DECODER, MAX_CALLS, MAX_CHARS, call_fault, canonical, \
+    check_calls, graded_calls, json_value, load_object, normal_calls, objects_of, structured, \
+    tools_of
+from worlds.tools.texts import answer_words, texts_as_read, token_f1, without_thought, words_of
 
 EXAMPLE_TASKS = Path(__file__).parent / "tools/example_tasks.jsonl"
 SHOWN_WITH = 2        # examples that a task is imitated with, as the simulator, in a warm start
-SWAPPED = 0.75        # of the examples of a pass of a warm start have other values
-MOST_CALLED, MOST_SHOWN = 3, 6  # calls of a written task, tools that the simulator is shown
-ROOM = 2              # characters of these tools per token of --max-prompt-tokens
-TRIED = 20            # examples among which one is looked for that can be joined
-JOINTS = ("{} Also, {}", "{} And then: {}", "{} {}")  # how two requests become one
-HELD_OUT = 8          # one task in so many for validation, as many again for tuning
+ROOM = 2              # characters of the shown tools per token of --max-prompt-tokens
+HELD_OUT = 8          # one task in this many for validation, as many again for tuning
 FEWEST = 3            # examples to learn from; a warm start needs more
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
 FEW = 10              # held-out tasks below which success says little
 TUNED = 20            # distinct tasks from which on some are kept for tuning
+NOTHING = "none"      # the agent's answer if there is nothing to call
 # keywords that a model may not use in a schema: a regular expression may take for ever
 PATTERN = re.compile('"pattern": "|"patternProperties": ')
-TOLD, LINE = 600, 200  # characters of all faults of a file, of one
+ALL_FAULTS, LINE = 600, 200  # characters of all faults of a file, of one
 
 
 # ---------------------------------------------------------------------------------------------
 # tasks: from the simulator and from files
 
 
-def make_task(record: dict, origin: str, seed="", epoch=0, call_format="json") -> Task:
-    """One JSON object of either kind -> Task. Raises InvalidTask, with .detail, if it is neither,
-    or if call_format cannot write its calls."""
+def make_task(record: dict, origin: str, seed="", epoch=0) -> Task:
+    """Return one JSON object of either kind as a Task. Raises InvalidTask, with .detail, if it is
+    neither."""
     text = record.get("task")
     if not isinstance(text, str):
         raise InvalidTask("malformed task", "no text under 'task'")
@@ -98,15 +101,16 @@ def make_task(record: dict, origin: str, seed="", epoch=0, call_format="json") -
     if set(record) - set(allowed):
         raise InvalidTask("malformed task", f"only {', '.join(allowed)} belong in it")
     if asks_for_calls:
-        spec = _spec_of_calls(record, origin, call_format)
+        spec = _spec_of_calls(record, origin)
     else:
         spec = _spec_of_question(record)
-    return _task(text, spec, origin, seed, epoch)
+    # the same spec under another text is another task, with a p_hat of its own
+    return Task(text, spec, origin, seed, epoch, task_id({"text": text, **spec}))
 
 
-def _spec_of_calls(record: dict, origin: str, call_format: str) -> dict:
-    """The evaluation spec of a task that takes calls. Raises InvalidTask."""
-    tools = tool_lists.normalized_tools(record.get("tools"), call_format)
+def _spec_of_calls(record: dict, origin: str) -> dict:
+    """Return the evaluation spec of a task that takes calls. Raises InvalidTask."""
+    tools = tool_lists.normalized_tools(record.get("tools"))
     spec = {"tools": tools, "calls": record["calls"], "ordered": record.get("ordered", False)}
     if not isinstance(spec["ordered"], bool):
         raise InvalidTask("malformed task", "ordered is neither true nor false")
@@ -117,37 +121,37 @@ def _spec_of_calls(record: dict, origin: str, call_format: str) -> dict:
 
 
 def _spec_of_question(record: dict) -> dict:
-    """The evaluation spec of a question: its accepted answers. Raises InvalidTask."""
+    """Return the evaluation spec of a question: its accepted answers. Raises InvalidTask."""
     answers = record["reference"]
     if not isinstance(answers, list):
         answers = [answers]
-    texts = all(isinstance(answer, str) and words_of(answer) for answer in answers)
+    texts = all(isinstance(answer, str) and answer_words(answer) for answer in answers)
     if not answers or not texts:
         raise InvalidTask("malformed task", "the reference is not a text or a list of texts")
     return {"reference": answers}
 
 
-def _task(text, spec, *rest) -> Task:
-    # the same spec under another text is another task, with a p_hat of its own
-    return Task(text, spec, *rest, task_id({"text": text, **spec}))
-
-
 def same_task_key(task):
-    """What a task is recognised by: its calls however it is worded, and its words."""
-    # kept on the task: it is asked for many times
-    if "keys" not in vars(task):
-        task.keys = (task_id({"question": words_of(task.text)}),)
-        # a question has its words alone; so have calls without arguments, which many tasks share
-        if any(call["arguments"] for call in task.spec.get("calls") or ()):
-            calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
-            # an invisible sign or a capital in a value makes no other task, though another answer
-            calls = sorted(canonical(texts_as_read(json.loads(call))) for call in calls)
-            task.keys = (task_id({"calls": calls}), *task.keys)
-    return task.keys
+    """Return what a task is recognised by: its calls however it is worded, and its words."""
+    return _keys_of_json(json.dumps([task.text, task.spec]))
 
 
-def read_tasks(path: str, tools=None, call_format="json"):
-    """Every task of a JSONL file, in the shapes of tool_lists.normalized_record.
+@lru_cache(2 ** 14)
+def _keys_of_json(task: str) -> tuple:
+    """Return the keys of a task, given as JSON text so that they are computed once."""
+    task = Task(*json.loads(task))
+    keys = [task_id({"question": words_of(task.text)})]
+    # a question has only its words; so have calls without arguments, which many tasks share
+    if any(call["arguments"] for call in task.spec.get("calls", ())):
+        calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
+        # an invisible character or a capital in a value makes no other task, but another answer
+        calls = sorted(canonical(texts_as_read(json.loads(call))) for call in calls)
+        keys.insert(0, task_id({"calls": calls}))
+    return tuple(keys)
+
+
+def read_tasks(path: str, tools=None):
+    """Return every task of a JSONL file, in the shapes of tool_lists.normalized_record.
 
     tools: {name: spec} of --tools, for tasks without tools of their own. Raises UserError with the
     first bad lines.
@@ -158,7 +162,7 @@ def read_tasks(path: str, tools=None, call_format="json"):
         if not line.strip():
             continue
         try:
-            task, asked = _task_of_line(line, tools, call_format)
+            task, asked = _task_of_line(line, tools)
             first = lines_asking.setdefault(asked, number)
             if first < number:
                 raise InvalidTask("malformed task", f"asks what line {first} asks; remove one")
@@ -166,27 +170,27 @@ def read_tasks(path: str, tools=None, call_format="json"):
         except InvalidTask as fault:
             faults.append(shorten(f"line {number}: {fault}: {fault.detail}", LINE))
     if faults:
-        raise UserError(printable(f"{path}, {shorten('; '.join(faults), TOLD)}"))
+        raise UserError(printable(f"{path}, {shorten('; '.join(faults), ALL_FAULTS)}"))
     if not tasks:
         raise UserError(f"{path}: no task in it; write one object per line, or leave the option "
                         "out")
     return tasks
 
 
-def _task_of_line(line: str, tools, call_format: str):
-    """(a line of a task file as a task, what it asks, given which tools). Raises InvalidTask with
-    .detail."""
+def _task_of_line(line: str, tools):
+    """Return (a line of a task file as a task, what it asks, given which tools). Raises InvalidTask
+    with .detail."""
     try:
         record = DECODER.decode(line)
         if not isinstance(record, dict):
-            raise ValueError("no object")
+            raise ValueError("not an object")
         # only what is kept of a line is held to what a model can write
-        own = call_text.plain(tool_lists.normalized_record(record, tools))
-        task = make_task(own, "base", call_format=call_format)
+        normalized = json_value(tool_lists.normalized_record(record, tools))
+        task = make_task(normalized, "base")
     except (ValueError, RecursionError) as error:
         detail = f"{first_line(error)}; write one object per line"
         raise InvalidTask("not one JSON object", detail) from None
-    world = World.scorer(call_format)
+    world = World.scorer("")
     gold = world.gold(task)
     if world.score(task, gold)[0] != 1:
         raise InvalidTask("malformed task", f"the right answer {gold!r:.80} cannot be read back")
@@ -194,37 +198,40 @@ def _task_of_line(line: str, tools, call_format: str):
     return task, canonical([task.text, record.get("tools") and task.spec["tools"]])
 
 
-def split(tasks, given, path: str) -> dict:
-    """{"validation", "tuning", "base": tasks}, by hashes of the tasks' first keys.
+def split(tasks, held_out, path: str) -> dict:
+    """Return {"validation", "tuning", "base": tasks}, by hashes of the tasks' first keys.
 
-    given: tasks of a validation file, in place of the held-out eighth. Fewer than TUNED have no
-    tuning part. No key of one part is in another. Raises UserError if fewer than FEWEST are left to
-    learn from.
+    held_out: tasks of a validation file, instead of the held-out eighth. No key of one part is in
+    another. Raises UserError if fewer than FEWEST are left to learn from.
     """
-    every = len(tasks)
-    tasks = _without(tasks, given)
-    if len(tasks) < every:
-        print(f"{path}: {every - len(tasks)} left out, as requests of --validation-tasks have the "
-              "same calls or words: to train on them, take those requests out", flush=True)
-    names = sorted({same_task_key(task)[0] for task in tasks}, key=_hash)
-    eighth = max(1, len(names) // HELD_OUT)
-    tuned = eighth if len(names) >= TUNED else 0
-    held_out = tuned if given else tuned + eighth
-    least = held_out + FEWEST
-    if len(names) < least:
-        raise UserError(f"{path}: too few distinct tasks: {len(names)}; give {least} or more")
+    others = _without(tasks, held_out)
+    n_left_out = len(tasks) - len(others)
+    if n_left_out:
+        print(f"{path}: {n_left_out} left out, as requests of --validation-tasks have the same "
+              "calls or words: to train on them, take those requests out", flush=True)
 
-    def named(chosen):
-        return [task for task in tasks if same_task_key(task)[0] in chosen]
+    # the first tasks by hash are for tuning, the next for validation
+    keys = sorted({same_task_key(task)[0] for task in others}, key=_hash)
+    eighth = max(1, len(keys) // HELD_OUT)
+    n_tuning = eighth if len(keys) >= TUNED else 0
+    n_held_out = n_tuning if held_out else n_tuning + eighth
+    least = n_held_out + FEWEST
+    if len(keys) < least:
+        raise UserError(f"{path}: too few distinct tasks: {len(keys)}; give {least} or more")
 
-    validation = given or named(names[tuned:held_out])
-    tuning = _without(named(names[:tuned]), validation)
-    base = _without(named(names[held_out:]), validation + tuning)
-    return {"validation": validation, "tuning": tuning, "base": base}
+    validation = held_out or _with_first_key(others, keys[n_tuning:n_held_out])
+    tuning = _without(_with_first_key(others, keys[:n_tuning]), validation)
+    return {"validation": validation, "tuning": tuning,
+            "base": _without(others, validation + tuning)}
 
 
-def _without(tasks, others):
-    """The tasks but those that are, in other words or with other calls, among `others`."""
+def _with_first_key(tasks, keys) -> list:
+    """Return the tasks whose first key is one of these."""
+    return [task for task in tasks if same_task_key(task)[0] in keys]
+
+
+def _without(tasks, others) -> list:
+    """Return the tasks except those that are, in other words or with other calls, among others."""
     keys = _keys_of(others)
     return [task for task in tasks if keys.isdisjoint(same_task_key(task))]
 
@@ -249,11 +256,7 @@ Reply with every call that the request needs, in the order it asks for, and no o
 each one as a JSON object between tags, on a line of its own:
 <tool_call>{{"name": "TOOL", "arguments": {{"ARGUMENT": "VALUE"}}}}</tool_call>"""
 
-AGENT_PYTHON = """\
-Answer the request with calls of these functions, one per line, and nothing else:
-{tools}"""
-
-NONE_FITS = f"\n\nIf no function does what is asked, reply: {call_text.NOTHING}"
+NONE_FITS = f"\n\nIf no function does what is asked, reply: {NOTHING}"
 
 AGENT_ANSWER = "You answer questions. Reply with the answer alone, in as few words as it takes."
 
@@ -274,50 +277,39 @@ CALLS_FORM = """\
 {"argument": "value"}}]}
 "calls" are the calls that the task needs. Add "ordered": true only if they must come in that \
 order. Tools that the task does not need make it harder."""
+# a request for given calls only has to name their values
+LISTED_FORM = """\
+{"calls": [{"name": "function_name", "arguments": {"argument": "value"}}], "task": "what the user \
+says"}
+"calls" are one or more calls of the functions below; the assistant has to choose among them."""
 ANSWER_FORM = '{"task": "a question with a short answer", "reference": "the answer"}'
 
-ENV_USER = "The task:\n{seed}\n\nSolved: {solved}\nWrite the variation."
+ENV_USER = "The task:\n{seed}\n\nSolved: {solved}\n{functions}Write the variation."
 
 
-def _json(value) -> str:
+def to_json(value) -> str:
+    """Return a value as JSON on one line, letters of all scripts as they are."""
     return json.dumps(value, ensure_ascii=False)
 
 
-# for each --call-format what writes a call as one line, and what reads one
-LINES = {"json": (_json, load_object), "python": (call_text.write_call, call_text.parse_call)}
-
-
-def _record(task) -> dict:
-    """A task as an object of a task file; a question with one of its answers."""
-    if not structured(task):
-        return {"task": task.text, "reference": task.spec["reference"][0]}
-    record = {"task": task.text, "tools": task.spec["tools"], "calls": task.spec["calls"]}
-    if task.spec["ordered"]:
-        record["ordered"] = True
-    return record
-
-
-def tools_text(tools, call_format: str) -> str:
-    """Tool specs, one per line; "" if there are none."""
-    write = call_text.signature if call_format == "python" else _json
-    return "\n".join(map(write, tools))
+def tools_text(tools) -> str:
+    """Return tool specs, one per line; "" if there are none."""
+    return "\n".join(map(to_json, tools))
 
 
 # ---------------------------------------------------------------------------------------------
 # the agent's answers
 
 
-def parse_calls(response: str, call_format: str):
-    """The calls of a response, or None if there are none or one cannot be read.
+def parse_calls(response: str):
+    """Return the calls of a response, or None if there are none or one cannot be read.
 
-    json: in <tool_call> tags; python: one per line. The word "none" alone says that there is
-    nothing to call: no calls, an empty list.
+    If "none" is all of the answer, there is nothing to call: an empty list.
     """
-    if response.strip() == call_text.NOTHING:
+    answer = without_thought(response)
+    if answer.strip() == NOTHING:
         return []
-    if call_format == "python":
-        return call_text.parse_calls(response)
-    blocks = response.split("<tool_call>")[1:]
+    blocks = answer.split("<tool_call>")[1:]
     if not 1 <= len(blocks) <= 2 * MAX_CALLS:
         return None
     calls = []
@@ -330,28 +322,6 @@ def parse_calls(response: str, call_format: str):
     return calls
 
 
-def misfit(calls, tools: dict, least=1) -> str:
-    """Why calls cannot be read or do not pass check_calls, or ""."""
-    try:
-        check_calls(calls, tools, least)
-    except InvalidTask as fault:
-        return fault.detail or str(fault)
-    return ""
-
-
-def token_f1(answer: str, reference: str) -> float:
-    """Harmonic mean of the precision and recall of words but articles, in [0, 1]; 0 if either has
-    none."""
-    answered, expected = _content(answer), _content(reference)
-    common = (answered & expected).total()
-    return 2 * common / (answered.total() + expected.total()) if common else 0.0
-
-
-def _content(text) -> Counter:
-    """The words of a text but articles, counted."""
-    return Counter(word for word in words_of(text) if word not in ("a", "an", "the"))
-
-
 # ---------------------------------------------------------------------------------------------
 # the world
 
@@ -360,171 +330,153 @@ class World(worlds.World):
     """The domain of tool calls and short answers."""
     # every reason of parse_task and leaks; the loop adds its own, such as "truncated"
     REASONS = (
-        "no JSON object", "no request and call", "malformed task", "trivial text", "tool schema",
-        "unknown tool", "wrong level", "wrong arguments", "other kind than the seed",
-        "answer leaked", "more than one answer", "copy of a base task", "not in the request",
-        "not in the calls")
+        "no JSON object", "malformed task", "trivial text", "tool schema", "unknown tool",
+        "wrong arguments", "other kind than the seed", "answer leaked", "more than one answer",
+        "copy of a base task", "not in the request", "not in the calls")
     OPTIONS = {  # name: default, help, choices
-        "call_format": ("json", "how calls are written: JSON objects, or name(argument=value)",
-                        ("json", "python")),
         "tools": ("", "tools to learn, JSON or JSONL (worlds/TOOLS.md); base: those of the base "
                   "tasks; empty: the simulator invents some", None)}
     # starting points for a chat model of one to three billion weights; the presets have their own
     DEFAULTS = {"max_prompt_tokens": 2048, "max_response_tokens": 256, "max_task_tokens": 768,
                 "agent_lr": 1e-4, "env_lr": 1e-4, "token_budget": 8192, "max_rows": 256}
-    nothing = False  # whether some task has nothing to call
-    category_name = "number of calls (of functions offered)"
+    may_decline = False  # whether some task has nothing to call
+    category_name = "number of calls"
     imitate_once = True  # a small simulator would write the same few calls for ever
     same_task_key = staticmethod(same_task_key)
 
     def __init__(self, o):
         super().__init__(o)
-        self.form = self.option("call_format")
-        self._line_of_call, self._call_of_line = LINES[self.form]
         file = o.base_tasks or str(EXAMPLE_TASKS)
         self.tools = self._read_tools(self.option("tools"), file)
         self.splits = self._read_tasks(file)
-        every = [task for part in self.splits.values() for task in part]
-        self.nothing = any(task.spec.get("calls") == [] for task in every)
+        tasks = [task for part in self.splits.values() for task in part]
+        self.may_decline = any(task.spec.get("calls") == [] for task in tasks)
         self.base_keys = _keys_of(self.base_tasks())
-        self._say_what_was_read()
+        self._print_what_was_read()
 
     def _read_tools(self, listed: str, file: str) -> dict:
-        """{name: spec} of --tools; what is odd in it is printed. file: of the base tasks."""
+        """Return {name: spec} of --tools; what is odd in it is printed. file: of the base tasks."""
         if not listed:
             return {}
         if listed != "base" and not self.o.base_tasks:
             raise UserError("--tools needs examples of its functions: give --base-tasks FILE")
         path = file if listed == "base" else listed
-        tools, notes = tool_lists.read_tools(path, self.form)
+        tools, notes = tool_lists.read_tools(path)
         if notes:
             print(tool_lists.notes_line(notes), flush=True)
         return tools
 
     def _read_tasks(self, file: str) -> dict:
-        """`split` of the base tasks of a file."""
-        base, held_out = read_tasks(file, self.tools, self.form), []
+        """Return the `split` of the base tasks of a file."""
+        base, held_out = read_tasks(file, self.tools), []
         if self.o.validation_tasks:
-            held_out = read_tasks(self.o.validation_tasks, self.tools, self.form)
+            held_out = read_tasks(self.o.validation_tasks, self.tools)
         return split(base, held_out, file)
 
-    def _say_what_was_read(self):
-        """One line of numbers, and one for examples that no run would write."""
+    def _print_what_was_read(self):
+        """Print one line of numbers, and one for examples that no run would write."""
         held_out, tuning, train = map(len, self.splits.values())
         line = f"{len(self.tools)} functions, {train} examples to learn from, {tuning} for " \
             f"tuning, {held_out} held out"
         if held_out < FEW:
             line += " (too few to measure with: give fifty or more in --validation-tasks)"
         print(line, flush=True)
-        lacking = [task.text for task in self.base_tasks() if ungrounded(task)]
-        if self.tools and lacking:
+        ungrounded_texts = [task.text for task in self.base_tasks() if ungrounded(task)]
+        if self.tools and ungrounded_texts:
             print("examples whose request lacks a value of its calls: "
-                  f"{len(lacking)}, the first {lacking[0]!r:.90}")
+                  f"{len(ungrounded_texts)}, the first {ungrounded_texts[0]!r:.90}")
 
     def base_tasks(self):
-        """The tasks of --base-tasks that are not held out."""
+        """Return the tasks of --base-tasks that are not held out."""
         return self.splits["base"]
 
     def validation_tasks(self, split="validation"):
-        """The held-out eighth, or --validation-tasks; "tuning" is another eighth, if there are
-        TUNED."""
+        """Return the held-out eighth, or --validation-tasks; "tuning" is another eighth, if there
+        are TUNED."""
         return self.splits[split]
 
     # ---- the two roles
 
     def agent_prompt(self, task):
-        """Chat messages for the agent: the tools and the form of a call, then the request."""
+        """Return chat messages for the agent: the tools and the form of a call, then the
+        request."""
         system = AGENT_ANSWER
         if structured(task):
-            form = AGENT_PYTHON if self.form == "python" else AGENT_CALLS
-            system = form.format(tools=tools_text(task.spec["tools"], self.form))
-            if self.nothing:
+            system = AGENT_CALLS.format(tools=tools_text(task.spec["tools"]))
+            if self.may_decline:
                 system += NONE_FITS
         return chat(system, task.text)
 
     def env_prompt(self, seed_task, success):
-        """Chat messages for the simulator: the seed task, its success if known, what to write
-        for."""
-        if self._in_lines(seed_task):
-            return task_text.prompt(_record(seed_task), success, self._line_of_call,
-                                    tools_text(_shown(seed_task), self.form))
-        answers, form = ("calls", CALLS_FORM) if structured(seed_task) else ("answers", ANSWER_FORM)
-        user = ENV_USER.format(seed=_json(_record(seed_task)), solved=task_text.solved(success))
+        """Return chat messages for the simulator: the seed task, its success if known, what to
+        write for."""
+        answers, form, functions = "calls", CALLS_FORM, ""
+        if not structured(seed_task):
+            answers, form = "answers", ANSWER_FORM
+        elif self.tools:
+            form, functions = LISTED_FORM, f"Functions:\n{tools_text(_shown(seed_task))}\n"
+        solved = "unknown" if success is None else f"{100 * success:.0f} % of the time"
+        user = ENV_USER.format(seed=self.task_as_written(seed_task), solved=solved,
+                               functions=functions)
         return chat(ENV_SYSTEM.format(answers=answers, form=form), user)
 
     def seed_for(self, task, generator):
-        """The seed task as it is put to the simulator: with MOST_SHOWN tools drawn from the list,
-        and the same id. Questions stay as they are. generator: torch.Generator.
+        """Return the seed task as it is put to the simulator: with MOST_OFFERED tools drawn from
+        the list, and the same id. Questions stay as they are. generator: torch.Generator.
         """
-        import torch
-        if not self._in_lines(task):
+        if not self.tools or not structured(task):
             return task
-        draw = random.Random(int(torch.randint(2 ** 31, (), generator=generator)))
-        return _showing(task, self._tools_with([], MOST_SHOWN, draw))
+        rng = random.Random(int(torch.randint(2 ** 31, (), generator=generator)))
+        return _showing(task, self._tools_with([], rng))
 
-    def _tools_with(self, tools, number: int, draw):
-        """`tools` and others of the list, as many as wanted and as a prompt has room for, in random
-        order."""
+    def _tools_with(self, tools, rng) -> list:
+        """Return `tools` and others of the list, MOST_OFFERED or as many as a prompt has room for,
+        in random order."""
         chosen = list(tools)
-        room = ROOM * self.o.max_prompt_tokens - len(tools_text(tools, self.form))
-        for tool in draw.sample(list(self.tools.values()), len(self.tools)):
-            size = len(tools_text([tool], self.form))
-            if len(chosen) < number and tool not in chosen and size <= room:
+        room = ROOM * self.o.max_prompt_tokens - len(tools_text(tools))
+        for tool in rng.sample(list(self.tools.values()), len(self.tools)):
+            size = len(to_json(tool))
+            if len(chosen) < MOST_OFFERED and tool not in chosen and size <= room:
                 chosen.append(tool)
                 room -= size
-        draw.shuffle(chosen)
+        rng.shuffle(chosen)
         return chosen
 
     def parse_task(self, text, seed_task, epoch):
-        """The simulator's text -> a verified task. Raises InvalidTask with one of REASONS."""
-        if self._in_lines(seed_task):
-            record = self._record_in_lines(text, _shown(seed_task))
-        else:
-            record = next(objects_of(text), None)
-            if record is None:
-                raise InvalidTask("no JSON object")
-            if PATTERN.search(json.dumps(record.get("tools"))):
-                raise InvalidTask("tool schema")
-        task = make_task(record, "env", seed_task.id, epoch, self.form)
+        """Return the task that the simulator's text describes. Raises InvalidTask with one of
+        REASONS."""
+        record = next(objects_of(without_thought(text)), None)
+        if record is None:
+            raise InvalidTask("no JSON object")
+        if PATTERN.search(json.dumps(record.get("tools"))):
+            raise InvalidTask("tool schema")
+        if self.tools and structured(seed_task):
+            if "tools" in record:
+                raise InvalidTask("malformed task")
+            record["tools"] = _shown(seed_task)
+        task = make_task(record, "env", seed_task.id, epoch)
         if seed_task.spec and structured(task) != structured(seed_task):
             raise InvalidTask("other kind than the seed")
         return task
 
-    def _record_in_lines(self, text, shown: list) -> dict:
-        """A text in the lines of task_text, for these tools -> the record of a task. Raises
-        InvalidTask."""
-        record = task_text.read(text, self._call_of_line)
-        if record is None:
-            raise InvalidTask("no request and call")
-        n_calls, n_tools = record.pop("level")
-        called = {call["name"] for call in record["calls"] if well_formed(call)}
-        calls_fit = n_calls == len(record["calls"]) and 0 < n_calls <= MOST_CALLED
-        if not calls_fit or not len(called) <= n_tools <= len(shown):
-            raise InvalidTask("wrong level")
-        # the called tools, and others as the level says, in an order that tells nothing
-        tools = sorted(shown, key=lambda tool: tool["name"] not in called)[:n_tools]
-        random.Random(record["task"]).shuffle(tools)
-        return {**record, "tools": tools, "ordered": False}
-
-    def _in_lines(self, task) -> bool:
-        """Whether the simulator writes such a task in lines: one with calls, for the tools of the
-        list."""
-        return bool(self.tools) and structured(task)
-
     def task_as_written(self, task) -> str:
-        """A task in the form that the simulator writes."""
-        record = _record(task)
-        if self._in_lines(task):
-            return task_text.write(record, self._line_of_call)
-        return _json(record)
+        """Return a task in the form that the simulator writes, a question with one answer."""
+        if not structured(task):
+            return to_json({"task": task.text, "reference": task.spec["reference"][0]})
+        record = {"task": task.text, "tools": task.spec["tools"], "calls": task.spec["calls"]}
+        if self.tools:
+            record = {"calls": task.spec["calls"], "task": task.text}
+        if task.spec["ordered"]:
+            record["ordered"] = True
+        return to_json(record)
 
     def leaks(self, task):
-        """Why a task teaches nothing: one of REASONS, or "". A teacher's tasks are spared what fair
-        tasks may have as well."""
+        """Return why a task teaches nothing: one of REASONS, or "". A teacher's tasks are spared
+        what fair tasks may have as well."""
         reason = leaks(task)
         if reason or task.origin != "env" or task.seed_task == NO_SEED.id:
             return reason
-        # few examples are soon known by heart; the loop refuses copies of the seed task alone
+        # few examples are soon known by heart; the loop refuses only copies of the seed task
         if self.tools and not self.base_keys.isdisjoint(same_task_key(task)):
             return "copy of a base task"
         return loopholes(task)
@@ -532,7 +484,7 @@ class World(worlds.World):
     # ---- Eq. 1
 
     def score(self, task, response):
-        """Eq. 1 -> (reward in [0, 1], valid). Only the response is read, never the prompt.
+        """Return Eq. 1 as (reward in [0, 1], valid). Only the response is read, never the prompt.
 
         Structured: 1 if the calls are exactly those expected, else 0; valid if all of them parse
         and satisfy the schema of a declared tool. Free-form: the best token-F1 over the references;
@@ -541,101 +493,93 @@ class World(worlds.World):
         if len(response) > MAX_CHARS:
             return 0.0, False
         if not structured(task):
-            answers = task.spec["reference"]
-            reward = max(token_f1(response, answer) for answer in answers)  # Eq. 1: sim
-            return reward, bool(words_of(response))
-        calls, tools = parse_calls(response, self.form), tools_of(task)
-        ordered = task.spec["ordered"]
-        # `scorer` has read no file and does not know `nothing`
-        no_call_counts = self.nothing or not task.spec["calls"]
-        if misfit(calls, tools, 0 if no_call_counts else 1):
+            answer, references = without_thought(response), task.spec["reference"]
+            reward = max(token_f1(answer, reference) for reference in references)  # Eq. 1: sim
+            return reward, bool(answer_words(answer))
+        calls, tools = parse_calls(response), tools_of(task)
+        # `scorer` has read no file and does not know `may_decline`
+        no_call_counts = self.may_decline or not task.spec["calls"]
+        if call_fault(calls, tools, least=0 if no_call_counts else 1):
             return 0.0, False
-        expected = normal_calls(task.spec["calls"], tools, ordered)
-        return float(normal_calls(calls, tools, ordered) == expected), True  # Eq. 1: 1[a' = a]
+        expected = normal_calls(task.spec["calls"], tools, task.spec["ordered"])
+        is_right = normal_calls(calls, tools, task.spec["ordered"]) == expected
+        return float(is_right), True  # Eq. 1: 1[a' = a]
 
     def graded(self, task, response, reward):
-        """The reward, or for calls their partial credit, as Tool-R0 gives it
+        """Return the reward, or for calls their partial credit, as Tool-R0 gives it
         (schemas.graded_calls)."""
         if not structured(task):
             return reward
-        calls = parse_calls(response, self.form) or []
+        calls = parse_calls(response) or []
         return max(reward, graded_calls(calls, task))
 
     def gold(self, task):
-        """A response that earns 1: calls as the agent writes them, or a reference."""
+        """Return a response that earns 1: calls as the agent writes them, or a reference."""
         if not structured(task):
             return task.spec["reference"][0]
-        if self.form == "python":
-            lines = map(call_text.write_call, task.spec["calls"])
-        else:
-            lines = [f"<tool_call>{_json(call)}</tool_call>" for call in task.spec["calls"]]
-        return "\n".join(lines) or call_text.NOTHING
+        lines = [f"<tool_call>{to_json(call)}</tool_call>" for call in task.spec["calls"]]
+        return "\n".join(lines) or NOTHING
+
+    # ---- what a person asks
+
+    def asked_task(self, text):
+        """Return a person's request as a task whose calls nobody knows."""
+        return Task(text, {"tools": [], "calls": [], "ordered": False}, "asked")
+
+    def offered(self, task):
+        """Return the task with the functions that the agent is shown: few, of all that may fit."""
+        if not structured(task):
+            return task
+        tools = short_list(task.text, list(candidates(self, task).values()))
+        return replace(task, spec={**task.spec, "tools": tools})
+
+    def remarks(self, task, response) -> dict:
+        """Return the calls of an answer, what is wrong with them, values that the request does not
+        mention, and the names of the functions offered."""
+        if not structured(task):
+            return {}
+        # a call of a function learned in training but not offered now is no fault
+        by_name, calls = candidates(self, task), parse_calls(response)
+        fault, missing = "no call can be read", ""
+        if calls is not None:
+            fault = call_fault(calls, by_name, least=0)
+        # a right answer may have a value that the request does not mention
+        if not fault and self.score(task, response)[0] < 1:
+            missing = ungrounded(Task(task.text, {"tools": list(by_name.values()), "calls": calls}))
+        offered = [tool["name"] for tool in self.offered(task).spec["tools"]]
+        return {"calls": calls, "fault": fault, "ungrounded": missing, "offered": offered}
 
     # ---- what the figures need
 
     def skills(self, task):
-        """Names of the tools that the task calls; none for a free-form question."""
+        """Return the names of the tools that the task calls; none for a free-form question."""
         return [call["name"] for call in task.spec.get("calls", [])]
 
     def category(self, task):
-        """`1`, `2`, ..., `free-form`; with --tools the level, `1 of 3`."""
-        if not structured(task):
-            return "free-form"
-        calls = str(len(self.skills(task)))
-        return f"{calls} of {len(tools_of(task))}" if self.tools else calls
+        """Return the number of calls, or `free-form`."""
+        return str(len(task.spec["calls"])) if structured(task) else "free-form"
 
     # ---- warm start
 
     def warm_start_pairs(self, turn=0):
-        """{"agent": pairs, "env": pairs} for the pass number `turn`; a pair is (prompt, response).
+        """Return {"agent": pairs, "env": pairs} for the pass number `turn`; a pair is (prompt,
+        response).
 
         The agent's response is the expected one. The simulator writes each task that a run would
-        take from it, after SHOWN_WITH other tasks, in each `turn` others. With --tools most tasks
-        have other values, and all levels are shown alike: tasks are joined to two and to three
-        calls, among any number of tools.
+        take from it, after SHOWN_WITH other tasks, in each `turn` others.
         """
-        draw, tasks = random.Random(turn), self.base_tasks()
-        if self.tools:
-            tasks = self._of_all_levels(tasks, draw)
-        env = []
-        for task in tasks:
-            seeds = self._shown_with(task, tasks, draw) if teachable(task) else []
-            for seed in seeds:
+        rng, tasks, env = random.Random(turn), self.base_tasks(), []
+        for task in filter(teachable, tasks):
+            for seed in self._examples_for(task, rng):
                 # the prompt shows other tools, and among them those of the task to be written
                 if self.tools and structured(task):
-                    tools = list(tools_of(task).values())
-                    seed = _showing(seed, self._tools_with(tools, MOST_SHOWN, draw))
+                    seed = _showing(seed, self._tools_with(task.spec["tools"], rng))
                 env.append((self.env_prompt(seed, None), self.task_as_written(task)))
         return {"agent": [(self.agent_prompt(task), self.gold(task)) for task in tasks], "env": env}
 
-    def _of_all_levels(self, tasks, draw):
-        """Tasks with other values, and joined ones with two and with three calls, where two fit
-        together; none is like a held-out task. Each offers a random number of tools."""
-        held_out = held_out_keys(self)
-
-        def is_new(task):
-            return held_out.isdisjoint(same_task_key(task))
-
-        single = []
-        for task in tasks:
-            changed = _with_other_values(task, draw)
-            single.append(changed if is_new(changed) else task)
-        # to mostly two calls, and to three
-        once = _joined(single, single, draw)
-        twice = _joined(once, single, draw)
-        tasks = single + [task for task in once + twice if is_new(task)]
-        return [self._with_some_tools(task, draw) if structured(task) else task for task in tasks]
-
-    def _with_some_tools(self, task, draw):
-        """A task that offers the tools which it calls, and a random number of others."""
-        called = [tool for tool in task.spec["tools"] if tool["name"] in self.skills(task)]
-        number = draw.randint(max(1, len(called)), max(MOST_SHOWN, len(called)))
-        tools = self._tools_with(called, number, draw)
-        return _task(task.text, {**task.spec, "tools": tools}, task.origin)
-
-    def _shown_with(self, task, tasks, draw):
-        """SHOWN_WITH of the tasks that the simulator may be shown to write this one: others of its
-        kind."""
+    def _examples_for(self, task, rng) -> list:
+        """Return SHOWN_WITH of the tasks that the simulator may be shown to write this one: others
+        of its kind."""
         keys = set(same_task_key(task))
 
         def fits(other):
@@ -643,57 +587,24 @@ class World(worlds.World):
                 return False
             return task.text not in other.text and other.text not in task.text
 
-        fitting = filter(fits, draw.sample(tasks, len(tasks)))
+        tasks = self.base_tasks()
+        fitting = filter(fits, rng.sample(tasks, len(tasks)))
         return list(itertools.islice(fitting, SHOWN_WITH))
 
 
-def _showing(seed_task, shown) -> Task:
-    return replace(seed_task, spec={**seed_task.spec, "shown": shown})
+def _showing(seed_task, tools) -> Task:
+    """Return a copy of a seed task, with the same id, that shows the simulator these tools."""
+    return replace(seed_task, spec={**seed_task.spec, "shown": tools})
 
 
-def _shown(seed_task):
+def _shown(seed_task) -> list:
+    """Return the tools that a seed task shows: its own unless others were drawn."""
     return seed_task.spec.get("shown", seed_task.spec.get("tools", []))
 
 
 def teachable(task) -> bool:
-    """Whether a simulator may imitate a task: one with calls only if a run would take it from
-    it."""
+    """Return whether a simulator may imitate a task: one with calls only if a run would take it
+    from it."""
     if not structured(task):
         return True
     return bool(task.spec["calls"]) and not leaks(task) and not loopholes(task)
-
-
-def _with_other_values(task, draw):
-    """A task, mostly with other values; as it is if its calls do not fit then."""
-    if not structured(task) or draw.random() > SWAPPED:
-        return task
-    text, calls = swapped(task, draw)
-    if misfit(calls, tools_of(task), 0):
-        return task
-    return _task(text, {**task.spec, "calls": calls}, task.origin)
-
-
-def _joined(tasks, singles, draw):
-    """Each task that calls something, with the request and the calls of another one of other
-    tools."""
-    joined = []
-    for one in tasks:
-        candidates = draw.sample(singles, min(len(singles), TRIED))
-        others = [other for other in candidates if _can_join(one, other)]
-        if others:
-            other = others[0]
-            tools = {**tools_of(one), **tools_of(other)}
-            spec = {"tools": list(tools.values()), "calls": one.spec["calls"] + other.spec["calls"],
-                    "ordered": False}
-            text = draw.choice(JOINTS).format(one.text, other.text)
-            joined.append(_task(text, spec, "base"))
-    return joined
-
-
-def _can_join(one: Task, other: Task) -> bool:
-    """Whether two tasks call something, other tools each, and not too much for one."""
-    calls, more = one.spec.get("calls"), other.spec.get("calls")
-    if not calls or not more or len(calls) + len(more) > MOST_CALLED:
-        return False
-    names = {call["name"] for call in calls}
-    return names.isdisjoint(call["name"] for call in more)

@@ -2,25 +2,26 @@
 something else than what their calls do.
 
 Eq. 1 compares an answer with the task's own reference. A task that states its calls is solved by
-copying, and one whose calls do not follow from the request is solved by luck alone; R_env would
+copying, and one whose calls do not follow from the request is solved only by luck; R_env would
 reward both wherever their p_hat lands near alpha.
 
 `leaks` also reads a teacher's tasks, so it refuses only what a fair task never has: a text that
-states the call, a question that contains its answer. `loopholes` is for the simulator's tasks
-alone: every value of the calls has to be mentioned in the request. A text is mentioned if half of
-its words are ("Berkeley, CA" by Berkeley), a number also in words or in a larger unit, a date also
-by the name of its month, a boolean also by the name of its argument. Defaults need not be.
+states the call, a question that contains its answer. `loopholes` is only for the simulator's tasks:
+every value of the calls has to be mentioned in the request. A text is mentioned if half of its
+words are ("Berkeley, CA" by Berkeley), a number also in words or in a larger unit, a date also by
+the name of its month, a boolean also by the name of its argument. Defaults need not be.
 
-Deviations: these checks compare words. "Council Bluffs, VA" passes, "Berlin" for "the capital of
-Germany" does not; no base task is refused by them.
+Deviations: all of this is a heuristic for English that compares words. "Council Bluffs, VA" passes,
+"Berlin" for "the capital of Germany" does not; no base task is refused by it.
 """
 import calendar
 import re
 from os.path import commonprefix
 
 from worlds import task_texts
-from worlds.tools.schemas import as_read, canonical, joined, leaves, normal_calls, objects_of, \
-    structured, texts_as_read, tools_of, words_of
+from worlds.tools.schemas import argument_leaves, canonical, normal_calls, objects_of, structured, \
+    tools_of
+from worlds.tools.texts import as_read, joined, texts_as_read, words_of
 
 # words_of splits at apostrophes: "don't" is "don" and "t"
 REPEAT_WORDS = {"again", "repeat", "repeatedly", "each", "every", "times", "twice"}
@@ -39,19 +40,19 @@ FACTORS = {"thousand": 1e3, "k": 1e3, "million": 1e6, "percent": 0.01,
            "hour": 60, "hours": 60, "weeks": 7}
 STEM = 4            # letters in which two forms of a word agree at least
 LONGEST_ENDING = 4  # letters at their ends in which they may differ
-FIRST_CJK = "\u2e80"  # the signs of Chinese, Japanese and Korean begin here
+FIRST_CJK = "\u2e80"  # the characters of Chinese, Japanese and Korean begin here
 # a number in digits that is not a part of a time, a date or a code
 DIGITS = re.compile(r"(?<![\w.,:/-])\d+(?:\.\d+)?(?![\w:/-])")
 
 
 def leaks(task) -> str:
-    """Why there is nothing left to answer: "answer leaked", or ""."""
+    """Return why there is nothing left to answer: "answer leaked", or ""."""
     stated = states_a_call(task) if structured(task) else states_an_answer(task)
     return "answer leaked" if stated else ""
 
 
 def loopholes(task) -> str:
-    """Why a task of the simulator's is solved by guessing: one of REASONS, or ""."""
+    """Return why a task of the simulator's is solved by guessing: one of REASONS, or ""."""
     if not structured(task):
         return "more than one answer" if len(task.spec["reference"]) > 1 else ""
     # the same call twice, though nothing in the request says so: once would be as right
@@ -71,24 +72,24 @@ def loopholes(task) -> str:
 
 
 def states_an_answer(task) -> bool:
-    """Whether a question contains one of its answers, in whole words. A question with an "or"
-    never counts: it offers several answers."""
+    """Return whether a question contains one of its answers, in whole words. A question with an
+    "or" never counts: it offers several answers."""
     words = words_of(task.text)
     if "or" in words:
         return False
     text = f" {' '.join(words)} "
     for reference in task.spec["reference"]:
         answer = " ".join(words_of(reference))
-        # a question may have these for other reasons
-        is_common_word = re.fullmatch(r"-?[\d.]+|yes|no|true|false", answer)
+        # a question may have these for other reasons, single letters among them
+        is_common_word = re.fullmatch(r"-?[\d.]+|yes|no|true|false|the|an|.", answer)
         if not is_common_word and f" {answer} " in text:
             return True
     return False
 
 
 def states_a_call(task) -> bool:
-    """Whether a request, or a text of its tools, contains the JSON of a call or of its arguments,
-    `name(` of a called function, or the tag <tool_call>."""
+    """Return whether a request, or a text of its tools, contains the JSON of a call or of its
+    arguments, `name(` of a called function, or the tag <tool_call>."""
     calls = task.spec["calls"]
     if not calls:
         return False
@@ -125,24 +126,25 @@ class Request:
 
 
 def ungrounded(task) -> str:
-    """The values of the calls that the request does not mention, as `name = value, ...`; or ""."""
+    """Return the values of the calls that the request does not mention, as `name = value, ...`; or
+    ""."""
     request, missing = Request(task.text), []
-    for value, schema, name in leaves(task):
+    for value, schema, name in argument_leaves(task):
         if not is_default(value, schema) and not is_mentioned(value, name, request):
             missing.append(f"{name} = {canonical(value)}")
     return ", ".join(missing)
 
 
 def is_default(value, schema: dict) -> bool:
-    """Whether a value goes without saying: its schema's default, or an object without members."""
+    """Return whether a value goes without saying: its schema's default, or an object without members."""
     if "default" in schema:
         return canonical(value) == canonical(schema["default"])
     return value == {}
 
 
 def uncalled(task) -> str:
-    """The first number of the request, in digits, that no call has, as it is written there; or
-    ""."""
+    """Return the first number of the request, in digits, that no call has, as it is written there;
+    or ""."""
     calls = task.spec.get("calls", ())
     if not calls:
         return ""
@@ -157,8 +159,8 @@ def uncalled(task) -> str:
 
 
 def is_mentioned(value, name: str, request) -> bool:
-    """Whether a request mentions a value without parts; of a boolean, null or something empty it
-    has to mention the argument's name, or to deny anything."""
+    """Return whether a request mentions a value without parts; of a boolean, null or something
+    empty it has to mention the argument's name, or to deny anything."""
     if isinstance(value, bool) or value in (None, "", [], {}):
         # any "not" excuses all of them: what it is about is not looked for
         if request.has_negation or mentions(request.stems, name):
@@ -170,13 +172,13 @@ def is_mentioned(value, name: str, request) -> bool:
 
 
 def text_is_mentioned(value: str, request) -> bool:
-    """Whether a request has half of the words of a value, numbers also in other words."""
-    words, number_mentioned = words_of(value), 0
+    """Return whether a request has half of the words of a value, numbers also in other words."""
+    words, n_mentioned = words_of(value), 0
     for word in words:
         same_number = not request.numbers.isdisjoint(numbers_of(word))
         if same_number or mentions(request.stems, word):
-            number_mentioned += 1
-    if words and number_mentioned >= len(words) / 2:
+            n_mentioned += 1
+    if words and n_mentioned >= len(words) / 2:
         return True
     # a text without blanks between its words, such as a Chinese one, is looked for as it is
     letters = "".join(words)
@@ -184,7 +186,7 @@ def text_is_mentioned(value: str, request) -> bool:
 
 
 def by_stem(words) -> dict:
-    """{the first STEM letters: words that begin with them}, to find an inflected word."""
+    """Return {the first STEM letters: words that begin with them}, to find an inflected word."""
     stems = {}
     for word in words:
         stems.setdefault(word[:STEM], set()).add(word)
@@ -192,7 +194,7 @@ def by_stem(words) -> dict:
 
 
 def mentions(stems: dict, phrase: str) -> bool:
-    """Whether one of the words of a phrase is among others, perhaps inflected."""
+    """Return whether one of the words of a phrase is among others, perhaps inflected."""
     for part in words_of(phrase):
         if any(is_inflected(part, word) for word in stems.get(part[:STEM], ())):
             return True
@@ -200,8 +202,8 @@ def mentions(stems: dict, phrase: str) -> bool:
 
 
 def is_inflected(one: str, other: str) -> bool:
-    """Whether two words are forms of one: they agree in STEM letters and in the first half of the
-    longer one, and differ only in a short ending (Cooper is not Cooperative)."""
+    """Return whether two words are forms of one: they agree in STEM letters and in the first half
+    of the longer one, and differ only in a short ending (Cooper is not Cooperative)."""
     if one == other:
         return True
     longest = max(len(one), len(other))
@@ -214,18 +216,18 @@ def is_inflected(one: str, other: str) -> bool:
 
 
 def rounded(number: float) -> float:
-    """A number to 15 digits, without the noise of floats, so that 0.3 / 0.01 equals 30."""
+    """Return a number to 15 digits, without the noise of floats, so that 0.3 / 0.01 equals 30."""
     return float(f"{number:.15g}")
 
 
 def factors(text) -> set:
-    """What a number of a text may be multiplied by: 1, and more where the text has a unit."""
+    """Return what a number of a text may be multiplied by: 1, and more where the text has a unit."""
     words = words_of(text.replace("%", " percent "))
     return {1, *(FACTORS[word] for word in words if word in FACTORS)}
 
 
 def numbers_of(text) -> set:
-    """Numbers of a text, in digits and in words, without their signs; 3 pm is 15, too."""
+    """Return the numbers of a text, in digits and in words, without a minus; 3 pm is 15, too."""
     numbers, before = [], ""  # before: the last word, if it is a number
     for word in words_of(text.replace("hundred and", "hundred")):
         number = number_of(word)
@@ -244,7 +246,7 @@ def numbers_of(text) -> set:
 
 
 def number_of(word: str):
-    """The number that a word is, a month's for its name; or None."""
+    """Return the number that a word is, a month's for its name; or None."""
     if word[-1].isdecimal():  # words_of gives digits, with a point or a minus, or else letters
         return abs(float(word))
     return MONTHS.get(word, NUMBER_WORDS.get(word))

@@ -3,24 +3,26 @@
 Paper: "valid" of a structured action (a in A_struct of Eq. 1) and the equality a' = a. A call is
 valid if it parses and its arguments satisfy the schema of a declared tool.
 
-Deviations: jsonschema checks arguments (draft 2020-12; worlds/tools/tool_lists.py brings a user's schemas
-into it, and says what it leaves out). Members that a schema does not declare are refused where it
-declares any. Formats are not checked.
+Deviations: jsonschema checks arguments (draft 2020-12; worlds/tools/tool_lists.py brings a user's
+schemas into it, and says what it leaves out). Members that a schema does not declare are refused
+where it declares any. Formats are not checked.
 """
 import itertools
 import json
+import math
 import re
-import unicodedata
 from functools import lru_cache
 
 from jsonschema import Draft202012Validator
 from referencing import Registry
 
 from worlds import InvalidTask
-from worlds.tools.call_text import MAX_CHARS, plain
 
 MAX_CALLS = 8
-MAX_BRACES = 500  # of a text, at which an object may begin
+MAX_CHARS = 32_768  # of a model's text; longer ones are not parsed
+MAX_DEPTH = 48      # levels of lists and objects within a value
+MAX_DIGITS = 20     # of an integer: 64 bits
+MAX_BRACES = 500    # of a text, at which an object may begin
 
 
 # ---------------------------------------------------------------------------------------------
@@ -28,7 +30,7 @@ MAX_BRACES = 500  # of a text, at which an object may begin
 
 
 def _unique(pairs) -> dict:
-    """The members of an object. Raises ValueError if a key stands there twice."""
+    """Return the members of an object. Raises ValueError if a key appears twice."""
     members = dict(pairs)
     if len(members) < len(pairs):
         raise ValueError("a key twice in one object")
@@ -38,25 +40,63 @@ def _unique(pairs) -> dict:
 DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
+def json_value(value, depth=0):
+    """Return a Python value as the JSON value that it is. Raises ValueError if it is none.
+
+    Refused: NaN and infinities, integers over MAX_DIGITS digits, strings that a tokenizer cannot
+    encode (NUL, lone surrogates), values nested deeper than MAX_DEPTH.
+    """
+    if depth > MAX_DEPTH:
+        raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
+    if isinstance(value, (list, tuple)):
+        return [json_value(item, depth + 1) for item in value]
+    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
+        return {json_value(key): json_value(item, depth + 1) for key, item in value.items()}
+    if isinstance(value, str):
+        if b"\0" in value.encode("utf-8"):  # UnicodeEncodeError is a ValueError, too
+            raise ValueError("NUL in a string")
+        return value
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, float) and math.isfinite(value):
+        return value
+    if type(value) is int and abs(value) < 10 ** MAX_DIGITS:
+        return value
+    raise ValueError("not a JSON value")
+
+
 def load_object(text):
-    """The JSON object that is all of `text` -> dict, or None if it is anything else."""
+    """Return the JSON object that is all of `text`, or None if it is anything else."""
     try:
-        value = plain(DECODER.decode(text))
+        value = json_value(DECODER.decode(text))
     except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 
 
 def objects_of(text):
-    """The JSON objects in a text, in a ```json fence or bare: of its first MAX_BRACES { those at
-    which one begins."""
+    """Yield the JSON objects in a text, in a ```json fence or bare: of its first MAX_BRACES { those
+    at which one begins."""
     text = text[:MAX_CHARS]
     for brace in itertools.islice(re.finditer("{", text), MAX_BRACES):
         try:
             value, _ = DECODER.raw_decode(text, brace.start())
-            yield plain(value)
+            yield json_value(value)
         except (ValueError, RecursionError):
             continue
+
+
+def canonical(value) -> str:
+    """Return JSON text that is equal for equal values: the order of keys is free, 5.0 is 5, true
+    is not 1."""
+    value = json.loads(json.dumps(value), parse_float=_number)
+    return json.dumps(value, sort_keys=True)
+
+
+def _number(digits: str):
+    """Return a number that is written with a point or an exponent; a whole one as an int."""
+    number = float(digits)
+    return int(number) if number.is_integer() else number
 
 
 # ---------------------------------------------------------------------------------------------
@@ -73,118 +113,117 @@ IN_PLACE = {"anyOf", "allOf", "not", "if", "then", "else", "dependentSchemas"}
 
 
 def with_parts(schema: dict, change) -> dict:
-    """A schema with change(keyword, part) in place of every schema that it holds."""
-    new = dict(schema)
+    """Return a schema with change(keyword, part) instead of every schema that it holds."""
+    changed = dict(schema)
     for key, value in schema.items():
         if key in NAMED:
-            new[key] = {name: change(key, part) for name, part in value.items()}
+            changed[key] = {name: change(key, part) for name, part in value.items()}
         elif key in LISTED:
-            new[key] = [change(key, part) for part in value]
+            changed[key] = [change(key, part) for part in value]
         elif key in SINGLE and (isinstance(value, dict) or key == "items"):  # or true, or false
-            new[key] = change(key, value)
-    return new
+            changed[key] = change(key, value)
+    return changed
 
 
-def _closed(schema: dict, whole=True) -> dict:
-    """A schema by which an object has no member that is not declared, if any is.
+def closed(schema: dict, is_whole=True) -> dict:
+    """Return a schema by which an object has no member that is not declared, if any is.
 
-    whole: False for what is only a part of what is said of a value: the rest may declare more.
+    is_whole: False for one of several schemas of a value: the others may declare more.
     """
-    def change(key, part):
-        if key == "anyOf":  # alternatives, unless the members stand beside them
-            return _closed(part, whole and "properties" not in schema)
-        return _closed(part, key not in IN_PLACE)
+    def close_part(key, part):
+        # an alternative is all that is said of a value, unless members are declared beside it
+        if key == "anyOf":
+            return closed(part, is_whole and "properties" not in schema)
+        return closed(part, key not in IN_PLACE)
 
-    new = with_parts(schema, change)
+    strict = with_parts(schema, close_part)
     declares = any(part.get("properties") for part in [schema, *schema.get("allOf", ())])
-    if whole and declares:
-        new.pop("additionalProperties", None)
-        new["unevaluatedProperties"] = False
-    return new
+    if is_whole and declares:
+        strict.pop("additionalProperties", None)
+        strict["unevaluatedProperties"] = False
+    return strict
 
 
 @lru_cache(4096)
 def _validator(schema: str) -> Draft202012Validator:
-    """The validator of a schema, JSON text, built once. Its registry is empty: nothing is ever
-    fetched."""
-    return Draft202012Validator(_closed(json.loads(schema)), registry=Registry())
+    """Return the validator of a schema, JSON text, built once. Its registry is empty: nothing is
+    ever fetched."""
+    return Draft202012Validator(closed(json.loads(schema)), registry=Registry())
 
 
 def conforms(value, schema: dict) -> bool:
-    """Whether a value satisfies a schema in the form of tool_lists.SchemaReader."""
+    """Return whether a value satisfies a schema in the form of tool_lists.SchemaReader."""
     return _validator(json.dumps(schema)).is_valid(value)
 
 
 def argument_fault(arguments: dict, schema: dict) -> str:
-    """What is wrong with the arguments of a call of a tool with this schema, in words; "" if
-    nothing is."""
+    """Return what is wrong with the arguments of a call of a tool with this schema; "" if nothing
+    is."""
     # a schema without properties declares that there are none
     validator = _validator(json.dumps({"unevaluatedProperties": False, **schema}))
     error = next(validator.iter_errors(arguments), None)
     return f"{error.json_path} {error.message:.160}" if error else ""
 
 
-def canonical(value) -> str:
-    """JSON text that is equal for equal values: keys sorted, 5.0 written as 5, true is not 1."""
-    value = json.loads(json.dumps(value), parse_float=_number)
-    return json.dumps(value, sort_keys=True)
+def kinds(schema: dict):
+    """Return the types that a schema names: one, several, or none."""
+    kind = schema.get("type", [])
+    return kind if isinstance(kind, list) else [kind]
 
 
-def _number(digits: str):
-    """A number that is written with a point or an exponent; a whole one is an int."""
-    number = float(digits)
-    return int(number) if number.is_integer() else number
-
-
-def branch(value, schema: dict) -> dict:
-    """A schema with the alternative of its anyOf that a value satisfies in place of the anyOf: what
-    an optional argument says of its members stands there."""
+def chosen(value, schema: dict) -> dict:
+    """Return a schema with the first alternative of its anyOf that a value satisfies instead of
+    the anyOf: it says what the members of an optional object are."""
     for part in schema.get("anyOf", ()):
         if conforms(value, part):
             rest = {key: inner for key, inner in schema.items() if key != "anyOf"}
-            return branch(value, {**rest, **part})
+            return chosen(value, {**rest, **part})
     return schema
 
 
-def each(value, schema: dict, change, name="", fills=False):
-    """A value with change(part, its schema, its name) in place of each part that has no parts.
+def filled(value, schema: dict):
+    """Return a value whose objects have the defaults of the members that they leave out."""
+    schema = chosen(value, schema)
+    if isinstance(value, list):
+        return [filled(part, schema.get("items", {})) for part in value]
+    if not isinstance(value, dict):
+        return value
+    members = schema.get("properties", {})
+    defaults = {key: part["default"] for key, part in members.items() if "default" in part}
+    return {key: filled(part, members.get(key, {})) for key, part in {**defaults, **value}.items()}
 
-    fills: whether objects first get the defaults of the members that they leave out.
-    """
-    schema = branch(value, schema)
-    inner = schema.get("properties", {})
-    if fills and isinstance(value, dict):
-        defaults = {key: part["default"] for key, part in inner.items() if "default" in part}
-        value = {**defaults, **value}
+
+def leaves(value, schema: dict, name=""):
+    """Yield (part, its schema, its name) for every part of a value that has no parts."""
+    schema = chosen(value, schema)
     if isinstance(value, dict) and value:
-        return {key: each(part, inner.get(key, {}), change, key, fills)
-                for key, part in value.items()}
-    if isinstance(value, list) and value:
-        return [each(part, schema.get("items", {}), change, name, fills) for part in value]
-    return change(value, schema, name)
-
-
-def _filled(value, schema: dict):
-    """A value with the defaults of the members that its objects leave out."""
-    return each(value, schema, lambda part, *_: part, fills=True)
-
-
-def leaves(task) -> list:
-    """(part, its schema, its name) of every part that has no parts, of the arguments of a task's
-    calls."""
-    found, tools = [], tools_of(task)
-    for call in task.spec.get("calls", ()):
-        schema = tools[call["name"]]["parameters"]
-        each(call["arguments"], schema, lambda *leaf: found.append(leaf))
-    return found
+        members = schema.get("properties", {})
+        for key, part in value.items():
+            yield from leaves(part, members.get(key, {}), key)
+    elif isinstance(value, list) and value:
+        for part in value:
+            yield from leaves(part, schema.get("items", {}), name)
+    else:
+        yield value, schema, name
 
 
 # ---------------------------------------------------------------------------------------------
 # calls
 
 
+def structured(task) -> bool:
+    """Return whether the task asks for calls (a in A_struct of Eq. 1), not for a free-form
+    answer."""
+    return "calls" in task.spec
+
+
+def tools_of(task) -> dict:
+    """Return {name: spec} of a task's tools; empty for a question."""
+    return {tool["name"]: tool for tool in task.spec.get("tools", ())}
+
+
 def well_formed(call) -> bool:
-    """Whether it is {"name": text, "arguments": object}."""
+    """Return whether a call is {"name": text, "arguments": object}."""
     if not isinstance(call, dict) or set(call) != {"name", "arguments"}:
         return False
     return isinstance(call["name"], str) and isinstance(call["arguments"], dict)
@@ -209,19 +248,36 @@ def check_calls(calls, tools: dict, least=1):
             raise InvalidTask("wrong arguments", f"call of {name!r:.80}: {fault}")
 
 
+def call_fault(calls, tools: dict, least=1) -> str:
+    """Return why calls cannot be read or do not pass check_calls, or ""."""
+    try:
+        check_calls(calls, tools, least)
+    except InvalidTask as fault:
+        return fault.detail or str(fault)
+    return ""
+
+
+def argument_leaves(task):
+    """Yield the `leaves` of the arguments of a task's calls."""
+    tools = tools_of(task)
+    for call in task.spec.get("calls", ()):
+        yield from leaves(call["arguments"], tools[call["name"]]["parameters"])
+
+
 def normal_calls(calls, tools: dict, ordered: bool):
-    """Checked calls as canonical texts, defaults filled in; sorted unless the order matters."""
+    """Return checked calls as canonical texts, defaults filled in; sorted unless the order
+    matters."""
     texts = []
     for call in calls:
-        arguments = _filled(call["arguments"], tools[call["name"]]["parameters"])
+        arguments = filled(call["arguments"], tools[call["name"]]["parameters"])
         texts.append(canonical([call["name"], arguments]))
     return texts if ordered else sorted(texts)
 
 
 def graded_calls(calls, task) -> float:
-    """Partial credit: the `credit` of the best call for each expected one, on average; surplus
-    calls earn nothing and lower the average. In an ordered task only calls in the same place are
-    compared."""
+    """Return partial credit: the `credit` of the best call for each expected one, on average;
+    surplus calls earn nothing and lower the average. In an ordered task only calls in the same
+    place are compared."""
     tools, expected, left = tools_of(task), task.spec["calls"], list(calls)
     total = 0.0
     for wanted in expected:
@@ -237,12 +293,12 @@ def graded_calls(calls, task) -> float:
 
 
 def credit(call, wanted: dict, schema: dict) -> float:
-    """0.2 for the function, 0.3 for the names of its arguments (F1), 0.5 for the share of right
-    values. A call need not fit its schema; what either leaves out is its default."""
+    """Return 0.2 for the function, 0.3 for the names of its arguments (F1), 0.5 for the share of
+    right values. A call need not fit its schema; what either leaves out is its default."""
     if not well_formed(call) or call["name"] != wanted["name"]:
         return 0.0
-    arguments = _filled(call["arguments"], schema)
-    expected = _filled(wanted["arguments"], schema)
+    arguments = filled(call["arguments"], schema)
+    expected = filled(wanted["arguments"], schema)
     common = arguments.keys() & expected.keys()
     right = sum(canonical(arguments[name]) == canonical(expected[name]) for name in common)
     names = _share(2 * len(common), len(arguments) + len(expected))
@@ -250,58 +306,5 @@ def credit(call, wanted: dict, schema: dict) -> float:
 
 
 def _share(part: int, whole: int) -> float:
-    """part / whole; 1 of nothing."""
+    """Return part / whole; 1 of nothing."""
     return part / whole if whole else 1.0
-
-
-# ---------------------------------------------------------------------------------------------
-# tasks and free-form answers
-
-
-def tools_of(task) -> dict:
-    """{name: spec} of its tools; empty for a question."""
-    return {tool["name"]: tool for tool in task.spec.get("tools", ())}
-
-
-def structured(task) -> bool:
-    """Whether the task asks for calls (a in A_struct of Eq. 1) or for a free-form answer."""
-    return "calls" in task.spec
-
-
-# signs that nobody sees beside those of category Cf: joiners, fillers, variation selectors
-UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f"
-                    "\U000e0100-\U000e01ef]")
-
-
-def as_read(text) -> str:
-    """A text as it is read, here and in all other names: as a person sees it, with full-width
-    letters as usual ones (NFKC), and without signs that nobody sees."""
-    text = unicodedata.normalize("NFKC", text).replace("\u2800", " ")  # Braille's blank
-    seen = (c for c in text if c.isspace() or unicodedata.category(c) not in ("Cf", "Cc"))
-    return UNSEEN.sub("", "".join(seen))
-
-
-def texts_as_read(value):
-    """A value with each of its texts as it is read, without case and outer blanks: for keys of
-    tasks."""
-    def folded(part, *_):
-        if isinstance(part, str):
-            return " ".join(as_read(part).casefold().split())
-        return part
-    return each(value, {}, folded)
-
-
-def words_of(text):
-    """Words and numbers of a text: lower case, no accents, camelCase in parts. -5 is not 5, and
-    $2,000.50 is 2000.5."""
-    text = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", joined(text)).replace("\u2212", "-").lower()
-    letters = unicodedata.normalize("NFKD", text)
-    text = "".join(c for c in letters if not unicodedata.combining(c))
-    words = re.findall(r"(?:(?<![\w.])-)?\d+(?:\.\d+)?|[^\W\d_]+", text)
-    # without zeros at the end; by rstrip, as a regular expression is slow in many of them
-    return [word.rstrip("0").rstrip(".") if "." in word else word for word in words]
-
-
-def joined(text) -> str:
-    """A text as it is read, with 2000 for 2,000."""
-    return re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", as_read(text))

@@ -5,7 +5,6 @@ Usage: `read_tools` for --tools FILE, `normalized_record` for a line of --base-t
     {"name", "description", "parameters"}                      our own, and the older OpenAI form
     {"type": "function", "function": {...}}                    OpenAI
     {"name", "description", "inputSchema"}, or "input_schema"  MCP, Anthropic
-    {"functionDeclarations": [...]}                            Google
 
 in a JSON array, one per line, or in an object that holds the list, such as the answer of an MCP
 server to `tools/list` or a line of a base-task file. Other fields are ignored. null means that a
@@ -13,13 +12,13 @@ field of a tool, of a line or of a schema is not there, as in tables with a colu
 `default` alone may be null, and {"const": null} means null.
 
 Deviations: a schema is rewritten in draft 2020-12. In that form simulator and agent are shown it,
-and worlds/tools/schemas.py checks calls against it. What a $ref or allOf says is put in its place, unless
-it contradicts what stands there; where a schema comes again within itself, anything fits. const
-becomes an enum, a list of items prefixItems. oneOf becomes anyOf, and beside an anyOf it is
-dropped. A default that does not fit its own argument, such as null for a text, is dropped: the
-argument may be left out all the same. An enum is dropped if none of its values has the type.
-OpenAPI's nullable is not read. multipleOf and uniqueItems are not checked: by binary fractions
-19.99 is no multiple of 0.01, and comparing each item with each takes minutes for a long list. A
+and worlds/tools/schemas.py checks calls against it. What a $ref or allOf says is written where it
+applies, unless it contradicts what is there; where a schema comes again within itself, anything
+fits. const becomes an enum, a list of items prefixItems. oneOf becomes anyOf, and beside an anyOf
+it is dropped. A default that does not fit its own argument, such as null for a text, is dropped:
+the argument may be left out all the same. An enum is dropped if none of its values has the type.
+OpenAPI's nullable is not read. multipleOf and uniqueItems are not checked: in binary fractions
+19.99 is not a multiple of 0.01, and comparing all pairs of items takes minutes for a long list. A
 tool that cannot be read, or never be called, is left out and counted by the reason.
 """
 import json
@@ -32,23 +31,26 @@ from textwrap import shorten
 
 from jsonschema import Draft202012Validator, SchemaError
 from jsonschema.exceptions import UnknownType
+from referencing import Registry
+from referencing.exceptions import Unresolvable
+from referencing.jsonschema import DRAFT202012
 
 from errors import UserError, choose, first_line, no_file, printable
 from worlds import InvalidTask
-from worlds.tools import call_text
-from worlds.tools.call_text import kinds
-from worlds.tools.schemas import conforms, load_object, well_formed, with_parts
+from worlds.tools.schemas import conforms, json_value, kinds, load_object, well_formed, with_parts
 
+# of a function: a word of any script, with the dots, dashes and slashes that servers use
+NAME = re.compile(r"\w[\w.\-/]{0,127}")
 MAX_TOOLS = 32       # of a task
 MAX_PARTS = 3000     # schemas within the schema of one tool, every $ref replaced
 NAMED = 3            # tools that are named with each reason
 OFFERED = 3          # tools that a task without tools of its own is given, if it calls no more
 LONGEST_BESIDE = 600  # characters of one that it does not call: a prompt holds several
 
-# keys of a line of a task file; others are the user's own
+# keys of a line of a task file; others are the user's own business
 FIELDS = ("task", "tools", "calls", "ordered", "reference")
-# keys under which tools stand, and under which a tool has its arguments
-HOLDERS = ("result", "tools", "functions", "functionDeclarations", "function_declarations")
+# keys that hold a list of tools, and those that hold a tool's arguments
+HOLDERS = ("result", "tools", "functions")
 SCHEMAS = ("parameters", "inputSchema", "input_schema")
 
 # keywords of a schema that are kept: notes, and those that values are checked against
@@ -65,21 +67,22 @@ MALFORMED = (TypeError, AttributeError, ValueError, RecursionError, re.error, Un
 # lists of tools
 
 
-def read_tools(path, call_format="json"):
-    """({name: tool in our own form}, {what was left out or is odd: names of tools}) of a file.
+def read_tools(path):
+    """Return ({name: tool in our own form}, {what was left out or is odd: names of tools}) of a
+    file.
 
-    Of two tools with one name the first is taken. With the call_format "python", tools with an
-    argument that it cannot write are left out. Raises UserError if there is no tool to use.
+    Of two tools with one name the first is taken. Raises UserError if there is no tool to use.
     """
+    values = read_json(path)
     try:
-        entries = [_unwrapped(entry) for entry in _tools_in(read_json(path))]
+        entries = [_unwrapped(entry) for entry in _tools_in(values)]
     except RecursionError:
         raise UserError(f"{path}: nested too deeply") from None
     tools, notes = {}, defaultdict(list)
     for number, entry in enumerate(entries, 1):
         remark = ""
         try:
-            tool = normalized_tool(entry, call_format)
+            tool = normalized_tool(entry)
             if tools.get(tool["name"], tool) != tool:
                 raise InvalidTask("tool schema", "another tool of the same name came first")
             tools[tool["name"]] = tool
@@ -91,6 +94,10 @@ def read_tools(path, call_format="json"):
         if remark:
             name = entry.get("name") if isinstance(entry, dict) else ""
             notes[remark].append(str(name or f"entry {number}")[:60])
+    cursor = next_cursor(values)
+    if cursor:
+        what = "list that goes on: add the page of its nextCursor, or the functions there are missing"
+        notes[what].append(str(cursor)[:60])
     if not tools:
         why = "give --tools a list of functions, as of tools/list; --base-tasks: examples"
         if notes:
@@ -99,14 +106,24 @@ def read_tools(path, call_format="json"):
     return tools, notes
 
 
+def next_cursor(values):
+    """Return the nextCursor of an MCP list if no page in the file is its last one, else None."""
+    if len(values) == 1 and isinstance(values[0], list):
+        values = values[0]
+    answers = [value.get("result", value) for value in values if isinstance(value, dict)]
+    pages = [answer for answer in answers if isinstance(answer, dict) and "tools" in answer]
+    cursors = [page.get("nextCursor") for page in pages]
+    return cursors[-1] if cursors and all(cursors) else None
+
+
 def notes_line(notes: dict) -> str:
-    """The notes of `read_tools` as one line, `2 left out: unknown type 'x' (f, g)`."""
+    """Return the notes of `read_tools` as one line, `2 left out: unknown type 'x' (f, g)`."""
     parts = [f"{len(names)} {what} ({', '.join(names[:NAMED])})" for what, names in notes.items()]
     return printable("; ".join(parts))
 
 
 def read_text(path, what: str) -> str:
-    """The text of a file. Raises UserError, with `what` it should be, if there is none."""
+    """Return the text of a file. Raises UserError, with `what` it should be, if there is none."""
     if not Path(path).is_file():
         raise UserError(f"{path}: {no_file(path)}; {what}")
     try:
@@ -116,7 +133,8 @@ def read_text(path, what: str) -> str:
 
 
 def read_json(path) -> list:
-    """Every JSON value of a file: one, or one after another. Raises UserError with the line."""
+    """Return every JSON value of a file: one, or one after another. Raises UserError with the
+    line."""
     what = "--tools takes JSON or JSONL"
     text = read_text(path, what).strip()
     values, place = [], 0
@@ -134,7 +152,7 @@ def read_json(path) -> list:
 
 
 def _tools_in(value) -> list:
-    """Everything in a JSON value that stands where a tool would."""
+    """Return everything in a JSON value that is where a tool would be."""
     if isinstance(value, list):
         return [tool for item in value for tool in _tools_in(item)]
     if not isinstance(value, dict) or set(SCHEMAS) & set(value):
@@ -148,7 +166,7 @@ def _tools_in(value) -> list:
 
 
 def _unwrapped(tool):
-    """What OpenAI wraps as {"type": "function", "function": ...}; else the value itself."""
+    """Return what OpenAI wraps as {"type": "function", "function": ...}; else the value itself."""
     wrapped = isinstance(tool, dict) and isinstance(tool.get("function"), dict)
     return tool["function"] if wrapped else tool
 
@@ -157,43 +175,38 @@ def _unwrapped(tool):
 # a tool and its schema in our own form
 
 
-def normalized_tools(tools, call_format) -> list:
-    """The tools of one task in our own form. Raises InvalidTask with .detail."""
+def normalized_tools(tools) -> list:
+    """Return the tools of one task in our own form. Raises InvalidTask with .detail."""
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         raise InvalidTask("tool schema", f"not a list of 1 to {MAX_TOOLS} tools")
-    read = [normalized_tool(tool, call_format) for tool in tools]
-    if len({tool["name"] for tool in read}) < len(read):
+    tools = [normalized_tool(tool) for tool in tools]
+    if len({tool["name"] for tool in tools}) < len(tools):
         raise InvalidTask("tool schema", "two tools have the same name")
-    return read
+    return tools
 
 
-def normalized_tool(tool, call_format="json") -> dict:
-    """A tool in any of the shapes -> {"name", "description", "parameters"}.
-
-    call_format: "python" refuses arguments that it cannot write. Raises InvalidTask with .detail.
-    """
+def normalized_tool(tool) -> dict:
+    """Return a tool in any of the shapes as {"name", "description", "parameters"}. Raises
+    InvalidTask with .detail."""
     tool = _unwrapped(tool)
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
         raise InvalidTask("tool schema", "no 'name' in the function itself")
     if tool.get("type") not in (None, "function"):
         raise InvalidTask("tool schema", f"of type {str(tool['type'])[:40]}, not a function")
-    if not re.fullmatch(call_text.NAME, tool["name"]):
-        raise InvalidTask("tool schema", "a name with other signs than letters, digits and _.-/")
-    given = [tool[key] for key in SCHEMAS if tool.get(key)]
-    root = given[0] if given else {"type": "object"}
+    if not NAME.fullmatch(tool["name"]):
+        detail = "a name with characters other than letters, digits and _.-/"
+        raise InvalidTask("tool schema", detail)
+    schemas = [tool[key] for key in SCHEMAS if tool.get(key)]
+    root = schemas[0] if schemas else {"type": "object"}
     try:
         parameters = SchemaReader(root).read(root)
-        own = call_text.plain({"name": tool["name"], "parameters": parameters,
-                               "description": str(tool.get("description") or "")})
+        normalized = json_value({"name": tool["name"], "parameters": parameters,
+                                 "description": str(tool.get("description") or "")})
         _check_schema(json.dumps(parameters))  # text, so that lru_cache can hash it
     except MALFORMED as error:
         raise InvalidTask("tool schema", f"a malformed schema: {first_line(error):.80}") from None
     _check_one_object(parameters)
-    odd_name = call_text.unwritable(parameters)
-    if call_format == "python" and odd_name:
-        detail = f"an argument {odd_name!r:.80}, which --call-format python cannot write"
-        raise InvalidTask("tool schema", detail)
-    return own
+    return normalized
 
 
 def _check_one_object(parameters: dict):
@@ -235,11 +248,12 @@ class SchemaReader:
     """
 
     def __init__(self, root: dict):
-        self.root = root
+        self.resolver = Registry().resolver_with_root(DRAFT202012.create_resource(root))
         self.parts = 0  # read so far
 
     def read(self, node, path=("#",)) -> dict:
-        """One schema within the root in our own form. Raises InvalidTask, or one of MALFORMED.
+        """Return one schema within the root in our own form. Raises InvalidTask, or one of
+        MALFORMED.
 
         path: the references followed from the root to it.
         """
@@ -271,21 +285,19 @@ class SchemaReader:
         return schema
 
     def target(self, ref: str, path: tuple) -> dict:
-        """What the schema says that a $ref names, #/$defs/Place, or # for the root; nothing where
-        it comes again within itself. Anchors, such as #Place, are not known."""
-        start, *steps = ref.split("/")
-        node = self.root
-        for step in steps:
-            node = node.get(step) if isinstance(node, dict) else None
-        if start != "#" or not isinstance(node, dict):
-            raise InvalidTask("tool schema", "a $ref to nothing here")
+        """Return what the schema says that a $ref names, such as #/$defs/Place; nothing where it
+        comes again within itself. Nothing outside the root is looked up."""
+        try:
+            node = self.resolver.lookup(ref).contents
+        except Unresolvable:
+            raise InvalidTask("tool schema", "a $ref to nothing here") from None
         return {} if ref in path else self.read(node, (*path, ref))
 
 
 def _keywords(node: dict) -> dict:
-    """The keywords of one schema that are kept; the schemas within it as they are."""
+    """Return the keywords of one schema that are kept; the schemas within it as they are."""
     schema = {key: value for key, value in node.items() if key in KEPT}
-    if isinstance(node.get("type"), str):  # Google writes STRING
+    if isinstance(node.get("type"), str):  # some write String, or STRING
         schema["type"] = node["type"].lower()
     if "const" in node:
         schema["enum"] = [node["const"]]
@@ -301,7 +313,7 @@ def _keywords(node: dict) -> dict:
 
 
 def _merged(schema: dict, part: dict) -> dict:
-    """A schema and another one of the same value, as one; in allOf where they say different
+    """Return a schema and another one of the same value as one; in allOf where they say different
     things."""
     shared = schema.keys() & part.keys() - NOTES
     if any(schema[key] != part[key] for key in shared):
@@ -310,7 +322,7 @@ def _merged(schema: dict, part: dict) -> dict:
 
 
 def _typed(schema: dict) -> dict:
-    """A schema with the type that its keywords imply, if it says none."""
+    """Return a schema with the type that its keywords imply, if it names none."""
     if {"type", "anyOf"} & schema.keys():
         return schema
     if {"properties", "required"} & schema.keys():
@@ -325,8 +337,8 @@ def _typed(schema: dict) -> dict:
 
 
 def normalized_record(line: dict, listed=None) -> dict:
-    """A line of a task file in any of the shapes -> {"task", "tools", "calls", ...} of our own; the
-    tools as they stand there.
+    """Return a line of a task file in any of the shapes as {"task", "tools", "calls", ...} of our
+    own; the tools as they are there.
 
     listed: {name: spec} of --tools; a task without tools of its own has those that it calls, and
     others. Raises InvalidTask with .detail.
@@ -340,14 +352,14 @@ def normalized_record(line: dict, listed=None) -> dict:
         tools, listed = record.get("tools"), listed or {}
         if tools is None:
             record["tools"] = _listed_tools(record, listed)
-        elif isinstance(tools, list):  # a name stands for that tool of the list
+        elif isinstance(tools, list):  # a name means that tool of the list
             record["tools"] = [listed.get(tool, tool) if isinstance(tool, str) else tool
                                for tool in tools]
     return record
 
 
 def _of_chat(messages) -> dict:
-    """A chat of one request and the calls that answer it -> {"task", "calls"}. Raises
+    """Return a chat of one request and the calls that answer it as {"task", "calls"}. Raises
     InvalidTask."""
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise InvalidTask("malformed task", "messages is not a list of objects")
@@ -364,24 +376,24 @@ def _of_chat(messages) -> dict:
 
 
 def _normalized_call(call) -> dict:
-    """A call as it is, as OpenAI wraps it, or with its arguments as JSON text."""
-    call = _unwrapped(call)
-    own = {}
+    """Return a call that is as it should be, wrapped by OpenAI, or has its arguments as JSON
+    text. Raises InvalidTask."""
+    call, normalized = _unwrapped(call), {}
     if isinstance(call, dict):
-        own = {key: call.get(key) for key in ("name", "arguments")}
-        if isinstance(own["arguments"], str):
-            own["arguments"] = load_object(own["arguments"])
-    if not well_formed(own):
+        normalized = {key: call.get(key) for key in ("name", "arguments")}
+        if isinstance(normalized["arguments"], str):
+            normalized["arguments"] = load_object(normalized["arguments"])
+    if not well_formed(normalized):
         detail = f"a call without a 'name' or 'arguments', a JSON object: {call!r:.80}"
         raise InvalidTask("malformed task", detail)
-    return own
+    return normalized
 
 
 def _listed_tools(record: dict, listed: dict) -> list:
-    """The tools of the list that a task calls and random others up to OFFERED, so that the agent
-    must choose; its text is the seed."""
+    """Return the tools of the list that a task calls and random others up to OFFERED, so that the
+    agent must choose; its text is the seed."""
     if not listed:
-        detail = "no tools: they stand in the line, or in the list of --tools"
+        detail = "no tools: they belong in the line, or in the list of --tools"
         raise InvalidTask("tool schema", detail)
     called = {call["name"] for call in record["calls"]}
     for name in called - listed.keys():

@@ -1,0 +1,56 @@
+"""Which functions a request is offered, when a person asks a trained agent.
+
+Paper: nothing; this is for `genenv.py ask`.
+
+An agent that has learned with a few functions in its prompt is lost among hundreds. So up to
+ALL_OFFERED are all offered, and of more the MOST_OFFERED that share the most words with the
+request, a rare word counting more.
+"""
+import math
+from collections import Counter
+
+from worlds import task_texts
+from worlds.tools.schemas import tools_of
+from worlds.tools.texts import words_of
+
+STEM = 5          # words that begin with the same 5 letters count as one: reminder and remind
+MOST_OFFERED = 6  # tools that a prompt offers, the simulator's in training too
+ALL_OFFERED = 8   # up to this many functions are offered without a choice
+
+
+def candidates(world, task) -> dict:
+    """Return {name: function that may be offered with a task}: those of the list, of the base
+    tasks, and the task's own. Of two with one name the first counts, but the task's own before
+    all, as its right calls fit that one."""
+    by_name = dict(world.tools)
+    for other in world.base_tasks():
+        for name, tool in tools_of(other).items():
+            by_name.setdefault(name, tool)
+    return by_name | tools_of(task)
+
+
+def short_list(request: str, tools: list) -> list[dict]:
+    """Return all functions if there are few, else the MOST_OFFERED nearest to a request, in their
+    order.
+
+    How near: the sum of log(functions / functions with the stem) over the stems that they share.
+    """
+    if len(tools) <= ALL_OFFERED:
+        return tools
+    stems_of_tools = [stems_of(" ".join(task_texts(tool))) for tool in tools]
+    tools_with = Counter(stem for stems in stems_of_tools for stem in stems)
+    asked = stems_of(request)
+
+    def nearness(position):
+        shared = stems_of_tools[position] & asked
+        # fsum is exact: a set's order, which varies, must not break a tie
+        return math.fsum(math.log(len(tools) / tools_with[stem]) for stem in shared)
+
+    # a stable sort: ties keep the order of the list
+    best = sorted(range(len(tools)), key=nearness, reverse=True)[:MOST_OFFERED]
+    return [tools[i] for i in sorted(best)]
+
+
+def stems_of(text: str) -> set:
+    """Return the words of a text, each cut to its first STEM letters, without single letters."""
+    return {word[:STEM] for word in words_of(text) if len(word) > 1}
