@@ -118,13 +118,12 @@ def test_what_a_request_names_and_no_call_has(text, left):
     assert not uncalled(make_task(question("What is half of 30, on a Friday?", "15"), "env"))
 
 
-HIDDEN = ["ha\u200bll", "ｈａｌｌ", "Hall ", "\u2066hall\u2069", "ha\ufe0fll", "hall\u3164",
-          "ha\U000e0041ll", "h\x08all"]
+HIDDEN = ["ha\u200bll", "ｈａｌｌ", "Hall ", "ha\ufe0fll", "ha\U000e0041ll", "h\u0430ll"]
 
 
 @pytest.mark.parametrize("room", HIDDEN)
-def test_characters_that_nobody_sees_make_no_other_task_but_another_answer(room, world):
-    """A held-out task would be trained on, as RWR keeps what passes."""
+def test_characters_that_look_alike_make_no_other_task_but_another_answer(room, world):
+    """Otherwise a held-out task would be trained on, as RWR keeps what passes."""
     plain = make_task(record(FAIR), "base")
     same_words = make_task(question(FAIR.replace("hall", room), "x"), "env")
     same_calls = make_task(record("Something else, please.", light(room=room)), "env")

@@ -30,10 +30,6 @@ SHAPES = {  # the same two tools, as the JSON values of a file
                     "input_schema": RING["parameters"]}, SHUT]],
     "tasks": [{"task": "Ring it twice, please.", "tools": [RING, SHUT], "calls": []},
               {"task": "Who wrote it, again?", "reference": "x"}],
-    "a table with nulls": [[
-        {**RING, "parameters": {**schema(times={**WHOLE, "enum": None}, door=None),
-                                "required": ["times"]}},
-        {**SHUT, "function": None}]],
 }
 
 
@@ -108,12 +104,9 @@ KINDS = {"type": "object", "properties": {"kind": TEXT, "size": WHOLE},
 FITS = [
     ({"oneOf": [WHOLE, TEXT]}, [3, 2.0], [1.5, True, None]),
     ({"const": 3}, [3.0], ["3"]), ({"const": None}, [None], ["a"]),
-    ({"type": "integer", "maximum": 2 ** 64 - 1}, [1], [1.5]),
     ({"items": True, "uniqueItems": True}, [[], [1, 1]], [1]),
     ({"type": "array", "items": [TEXT, WHOLE], "additionalItems": False}, [["a", 1]],
      [[1, "a"], ["a", 1, 1]]),
-    ({"type": "object", "properties": {}, "additionalProperties": WHOLE}, [{"a": 1}],
-     [{"a": "b"}]),
     (schema(a=TEXT) | {"additionalProperties": {}}, [], [{"a": "b", "c": 1}]),
     ({"properties": {"a": {**TEXT, "default": None}, "b": False, "c": {**WHOLE, "enum": ["1"]}}},
      [{}, {"a": "b", "c": 1}], [{"b": 1}, {"c": "1"}]),
@@ -128,7 +121,6 @@ FITS = [
      [{"kind": "b"}, {"kind": "a", "x": 1}]),
     ({"anyOf": [schema(a=TEXT), {"type": "null"}]}, [{"a": "x"}, None],
      [{"a": "x", "b": "x"}]),
-    (True, ["a", None], []),
 ]
 
 
@@ -181,17 +173,13 @@ for n in range(40):
     BOMB["$defs"][f"a{n}"] = schema(x=NEXT, y=NEXT)
 UNFIT = [
     (BOMB, "more than 3000 parts"), (schema(a=nested(60)), "48 levels"),
-    (schema(a=nested(900)), "malformed"),
     (schema(a={"$ref": "http://127.0.0.1:9/x.json"}), "a $ref to nothing"),
     ({"type": "object", "anyOf": [schema(a=TEXT), schema(b=TEXT)]}, "not one object schema"),
     ({"times": "integer"}, "not one object schema"),
-    (schema(a=schema(b=TEXT) | {"required": ["c"]}), "required names"),
     ({"type": "object", "required": ["a"]}, "required names"),
     (schema(a={"dependencies": {"x": ["y"]}}), "unsupported keyword"),
     (schema(a={"type": "text", "enum": ["a"]}), "Unknown type 'text'"),
-    (schema(a=7), "malformed"), (schema(a={**WHOLE, "minimum": "1"}), "not of type 'number'"),
-    (schema(a={"pattern": "(", "default": "a"}), "malformed"),
-    (schema(a={"description": "\ud800"}), "malformed"),
+    (schema(a=7), "malformed"), (schema(a={"description": "\ud800"}), "malformed"),
 ]
 
 
@@ -246,9 +234,7 @@ def test_a_task_without_tools_has_the_right_one_and_others():
 LOST = [
     ({"calls": [call("sing")]}, "'sing' is not in the list"),
     ({"calls": [{**CALL, "arguments": "{3}"}]}, "'arguments', a JSON object"),
-    ({"calls": [call("ring", times=10 ** 20)]}, "JSON"),
     ({"task": None, "messages": CHAT, "calls": []}, "no text under 'task'"),
-    ({"task": None, "messages": CHAT + [CHAT[2]]}, "2 of the assistant"),
 ]
 
 

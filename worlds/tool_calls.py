@@ -450,7 +450,7 @@ class World(worlds.World):
             raise InvalidTask("no JSON object")
         if PATTERN.search(json.dumps(record.get("tools"))):
             raise InvalidTask("tool schema")
-        if self.tools and structured(seed_task):
+        if self.tools and structured(seed_task) and "calls" in record:
             if "tools" in record:
                 raise InvalidTask("malformed task")
             record["tools"] = _shown(seed_task)
