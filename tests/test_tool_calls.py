@@ -6,6 +6,7 @@ Run: python -m pytest tests/test_tool_calls.py -q
 import json
 
 import pytest
+import torch
 
 from genenv import Options
 from helpers import raised, user_error
