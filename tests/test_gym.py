@@ -1,25 +1,32 @@
 """reasoning-gym as a world: what is let in, lines, items, scores.
 
 Run: python -m pytest tests/test_gym.py -q
+
+Tests of the library's own items are marked `library`; all others run without it, on a stand-in.
 """
 import json
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
 import time
 from dataclasses import replace
+from importlib.util import find_spec
+from types import SimpleNamespace
 
 import pytest
 
+from data_pool import Task
 import genenv
 from helpers import Speaker, raised, user_error
 from worlds import InvalidTask, NO_SEED, gym, held_out_keys
 from interaction import attempt_score, play, read_written
+from policy import Rollout
 
-pytest.importorskip("reasoning_gym", reason="its users install it: worlds/README.md says how")
-
+library = pytest.mark.skipif(find_spec("reasoning_gym") is None,
+                             reason="its users install it: worlds/README.md says how")
 LEVELS = json.loads(gym.TABLE.read_text())["levels"]
 TEN = ("chain_sum,basic_arithmetic,spell_backward,products,gcd,lcm,base_conversion,count_bits,"
        "leg_counting,fraction_simplification")
@@ -31,10 +38,21 @@ def options(families, **more):
     return replace(OPTIONS, world_options={"families": families}, **more)
 
 
-@pytest.fixture(scope="module")
-def world():
-    """The default families."""
-    return gym.World(OPTIONS)
+@pytest.fixture
+def world(monkeypatch):
+    """The default families without the library: a question is its line, the answer the number; any
+    other answer is half right."""
+    def make_item(family, levels, number):
+        def score_answer(answer, item):
+            return 1.0 if answer == item["answer"] else 0.5
+        item = {"question": gym.write_line(family, levels, number), "answer": str(number)}
+        return SimpleNamespace(score_answer=score_answer), item
+
+    monkeypatch.setattr(gym, "find_spec", lambda name: True)
+    monkeypatch.setattr(gym, "make_item", make_item)
+    gym.item_of.cache_clear()
+    yield gym.World(OPTIONS)
+    gym.item_of.cache_clear()
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +67,7 @@ def whole():
 # families and items
 
 
+@library
 def test_every_family_pays_its_own_answer_and_no_other_text_raises(whole):
     """A family would teach nothing, or one odd answer would end a run."""
     odd = ["?", "9" * 900, "[" * 900, "1e999999999", "nan", "[NaN, NaN]", "\ud800", "1/0"]
@@ -69,6 +88,7 @@ def test_every_family_pays_its_own_answer_and_no_other_text_raises(whole):
             assert 0 <= whole.graded(task, response, reward) < 1, (family, text)
 
 
+@library
 def test_random_lines_are_made_within_a_second_each(whole):
     """What a model writes must not decide how long a run stands still."""
     draw, made = random.Random(0), 0
@@ -100,6 +120,7 @@ print(json.dumps(items))
 """
 
 
+@library
 def test_a_line_makes_the_same_item_in_every_process():
     """A resumed run would score other answers than it asked for: some families go through a set."""
     printed = []
@@ -112,13 +133,31 @@ def test_a_line_makes_the_same_item_in_every_process():
         assert one == other
 
 
-def test_families_that_may_not_in_are_refused_by_name():
-    """Their scorers would run what a model wrote."""
+def test_families_that_are_excluded_are_refused_by_name(world):
+    """Otherwise their scorers would run what a model wrote."""
     assert not set(gym.LEFT_OUT) & set(LEVELS)
     user_error("countdown is excluded: its scorer evaluates", gym.World, options("gcd,countdown"))
     user_error("sokoban is excluded", gym.World, options("sokoban"))
     user_error("did you mean chain_sum", gym.World, options("chain_sums"))
-    user_error("sudoku: the answer is too long", gym.World, options("sudoku"))
+    user_error("gcd: the answer is too long", gym.World, options("gcd", max_response_tokens=2))
+
+
+@library
+def test_a_level_means_its_own_values():
+    """Otherwise a task of a high level would at times be an easy one."""
+    for level in (0, 1, 4):
+        for number in range(8):
+            item = gym.make_item("chain_sum", {"num_terms": level, "num_digits": 0}, number)[1]
+            assert len(re.findall("[0-9]+", item["question"])) == 2 + level
+
+
+def test_random_levels_are_none_above_the_highest(world):
+    """Otherwise the base would hold hard tasks, or lines name levels that there are not."""
+    rng, tops = random.Random(0), world.levels["chain_sum"]
+    drawn = [world.random_levels("chain_sum", rng) for _ in range(2000)]
+    assert {knob: max(levels[knob] for levels in drawn) for knob in tops} == tops
+    low = [world.random_levels("chain_sum", rng, 1) for _ in range(100)]
+    assert {level for levels in low for level in levels.values()} == {0, 1}
 
 
 # ---------------------------------------------------------------------------------------------
@@ -178,10 +217,17 @@ def test_a_line_is_its_task_again(world):
     ("<answer>5</answer> no, <answer>6</answer>", (1.0, True)), ("<answer>7</answer>", (0.0, True)),
     ("<answer>6", (0.0, False)), ("<answer> </answer>", (0.0, False)),
     ("6</answer><answer>", (0.0, False)), ("<answer>6</answer>" + " " * 10_000, (0.0, False))])
-def test_an_answer_stands_between_the_last_tags(world, response, expected):
-    """Thinking would be scored, or a right answer be lost."""
-    task = next(task for task in world.base_tasks() if "1 + 5 =" in task.text)
-    assert world.score(task, response) == expected
+def test_an_answer_is_between_the_last_tags(world, response, expected):
+    """Otherwise thinking would be scored, or a right answer be lost."""
+    assert world.score(world.make("chain_sum", {}, 6), response) == expected
+
+
+def test_graded_is_what_the_scorer_pays_for_a_nearly_right_answer(world):
+    """Otherwise --agent-reward graded would change nothing."""
+    task = world.make("chain_sum", {}, 6)
+    for answer, expected in (("6", (1.0, True, 1.0)), ("7", (0.0, True, 0.5))):
+        text = f"<answer>{answer}</answer>"
+        assert attempt_score(world, task, Rollout(0, [], []), text) == expected
 
 
 def test_a_scorer_that_pays_more_than_one_pays_nothing():
@@ -194,19 +240,21 @@ def test_a_scorer_that_pays_more_than_one_pays_nothing():
 
 
 def test_a_warm_start_shows_the_levels_that_were_asked_for(world, monkeypatch):
-    """The agent would imitate answers far beyond it, and held-out ones."""
-    monkeypatch.setattr(gym, "ANSWERS", 40)
-    monkeypatch.setattr(gym, "LINES", 20)
-    first, lengths = world.warm_start_pairs(0), []
+    """Otherwise the agent would imitate answers far beyond it, and held-out ones."""
+    def questions():
+        return {prompt[1]["content"] for prompt, _ in world.warm_start_pairs(0)["agent"]}
+
+    first = world.warm_start_pairs(0)
     assert first == world.warm_start_pairs(0) != world.warm_start_pairs(1)
     for _, line in first["env"]:
         gym.read_line(line)
-    for highest in (0, 1):
+    for highest in (2, 0):
         monkeypatch.setitem(world.o.world_options, "warm_levels", highest)
-        asked = {prompt[1]["content"] for prompt, _ in world.warm_start_pairs(0)["agent"]}
-        assert asked.isdisjoint(held_out_keys(world))
-        lengths.append(max(len(text) for text in asked if "arithmetic problem" in text))
-    assert lengths[0] < lengths[1] < lengths[0] + 15
+        lines = [gym.read_line(question) for question in questions()]
+        assert max(level for _, levels, _ in lines for level in levels.values()) == highest
+    held_out = questions().pop()
+    monkeypatch.setitem(world.splits, "tuning", [Task(held_out, {})])
+    assert held_out not in questions()
 
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch):
@@ -215,6 +263,7 @@ def test_without_the_package_one_line_says_what_to_install(monkeypatch):
     user_error("pip install reasoning-gym", gym.World, OPTIONS)
 
 
+@library
 def test_ten_families_from_line_to_reward():
     """What a simulator writes would not be checked, made, tried and scored as it comes."""
     world, draw, lines = gym.World(options(TEN)), random.Random(0), []
