@@ -2,14 +2,15 @@
 
     python -m pytest tests/test_data_pool.py -q
 
-What enters a pool and what is taken from it, epoch by epoch, stale success rates among it, is in
-test_wiring.py.
+What enters a pool and what is taken from it, epoch by epoch, is in test_wiring.py.
 """
 import dataclasses
 
+import pytest
 import torch
 
-from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, distinct
+from data_pool import EnvPool, EnvRecord, Task, Trace, TrainPool, distinct, read_jsonl
+from helpers import user_error
 
 
 def base(n=5):
@@ -61,6 +62,47 @@ def test_reloaded_pools_equal_the_pools(tmp_path):
     assert again.p_hat == pool.p_hat and list(again.p_hat) == list(pool.p_hat)
     assert again.sample(20, 0.5, seeded()) == pool.sample(20, 0.5, seeded())
     assert EnvPool(tmp_path / "e").records == env.records
+
+
+def test_a_new_task_enters_with_its_valid_attempts(tmp_path):
+    """Otherwise D_train would hold tasks that nobody can answer, or traces that no checker read."""
+    pool = TrainPool(tmp_path / "t", base())
+    pool.add(written(1), [trace(valid=False), trace()], 0.5, 1)
+    pool.add(written(2), [trace(valid=False)], 0.0, 1)
+    pool.add(written(3), [], None)  # of a teacher: not tried yet
+    pool.add(pool.base[0], [trace(valid=False)], 0.0, 1)
+    pool.save()
+    new = [task for task in pool.tasks.values() if task.origin == "env"]
+    assert new == [written(1), written(3)]
+    lines = read_jsonl(tmp_path / "t")
+    assert [len(line["traces"]) for line in lines] == [1, 0, 0]
+
+
+def test_success_rates_are_used_while_they_are_fresh(tmp_path):
+    """Otherwise an agent that has learned since would be offered tasks it finds easy by now."""
+    pool, env = TrainPool(tmp_path / "t", base()), EnvPool(tmp_path / "e")
+    pool.add(pool.base[0], [trace()], 1.0, 5)
+    for epoch in range(1, 8):
+        pool.add(written(epoch), [trace()], epoch / 8, epoch)
+    env.add([record(i, i) for i in range(1, 8)])
+    assert pool.recent(7) == [(written(i), i / 8) for i in (5, 6, 7)]
+    assert [pool.recent_p_hat(written(i), 7) for i in (4, 5, 8)] == [None, 5 / 8, None]
+    assert pool.recent_p_hat(pool.base[0], 7) == 1.0
+    assert [r.epoch for r in env.aged(7)] == [3, 4, 5, 6]
+
+
+def test_the_unit_of_p_hat_is_the_one_that_was_asked_for():
+    """Otherwise --p-hat-unit would name another set of attempts."""
+    p_hats = [record().p_hat_of(unit) for unit in ("task", "seed", "batch")]
+    assert p_hats == [0.5, 0.25, 0.75]
+
+
+@pytest.mark.parametrize("line", [b"[1]", b'"text"', b"1", b"null", b"{", b"\xff", b"[" * 10 ** 5])
+def test_a_line_that_is_no_json_object_is_named(line, tmp_path):
+    """Otherwise it would be a traceback, in a run that is resumed or reads a file of tasks."""
+    path = tmp_path / "f.jsonl"
+    path.write_bytes(b'{"a": 1}\n\n' + line)
+    user_error(f"{path}, line 3: not ", read_jsonl, path)
 
 
 def test_sample_mixes_base_and_kept_tasks_in_their_share(tmp_path):

@@ -5,11 +5,8 @@ Run: python -m pytest tests/test_episodes.py -q
 import pytest
 import torch
 
-from grpo import grpo_update, response_logps
-from helpers import (EOS, clear, close, flat, gradients, random_groups, tiny_policy,
-                     train_agent, weights)
+from helpers import EOS, clear, close, gradients, tiny_policy
 from policy import Policy
-from support.options import Options
 
 ENDINGS = [EOS, *range(4, 12)]
 OBSERVATIONS = [[30], [31, 32, EOS], [33, 34, 35, 36, 37]]  # one holds an EOS: it ends no turn
@@ -127,50 +124,6 @@ def test_own_tokens_score_as_on_the_dense_path_values_and_gradients(ending):
     torch.testing.assert_close(logp, sampled, atol=3e-5, rtol=1e-5)  # and what the sampler said
     assert mask.sum(1).tolist() == [r.tokens for r in out] == [sum(r.drawn) for r in out]
     assert not logp[~mask].any()
-
-
-def test_grpo_counts_own_tokens_only():
-    """Observations would dilute the loss, enter its KL, or count as trained tokens."""
-    rewards = torch.tensor([[1.0, 0.0], [0.0, 1.0]])
-    groups = random_groups([(4, [9, 6]), (3, [5, 7])])
-    own = [True, True, True, False] * 3  # every fourth token is an observation's
-    drawn = [[own[:9], own[:6]], [own[:5], own[:7]]]
-    policy = tiny_policy()
-    optimizer = torch.optim.SGD(policy.params["agent"], lr=1.0)
-    before = weights(policy, "agent")
-    stats = train_agent(policy, optimizer, groups, rewards, drawn=drawn, agent_kl=0.1,
-                        token_budget=12, grad_clip=1e9)  # a micro-batch for each response
-    step = [a - b for a, b in zip(weights(policy, "agent"), before)]
-    assert stats["trained_tokens"] == 22
-    # against the objective written out: sum over own tokens / their number
-    policy = tiny_policy()
-    with policy.use(None), torch.no_grad():
-        ref, _ = Policy.plain_logprobs(policy, flat(groups, drawn=drawn))
-    with policy.use("agent"):
-        logp, mask = Policy.plain_logprobs(policy, flat(groups, drawn=drawn))
-        a = torch.tensor([1.0, -1, -1, 1])[:, None] / (2 ** 0.5 + 2e-4)
-        kl = (ref - logp).exp() - 1 - (ref - logp)
-        ratio = (logp - logp.detach()).exp()
-        loss = ((0.1 * kl - ratio * a) * mask).sum() / 22
-        loss.backward()
-    assert close([-g for g in gradients(policy, "agent")], step, tolerance=1e-3)
-
-
-def test_grpo_with_old_logprobs_of_episodes_keeps_the_ratio_at_one():
-    """response_logps would give rows without their holes: later turns would meet others'
-    numbers."""
-    policy = tiny_policy(eos=ENDINGS)
-    out, _ = play(policy, G=4)
-    o = Options(temperature=0.9, mini_batch=1)
-    with policy.use("agent"):
-        rows = response_logps(policy, out, o)
-        logp, mask = policy.logprobs(out, 0.9)
-    assert torch.equal(torch.nn.utils.rnn.pad_sequence(rows, True), logp.detach())
-    rewards = torch.tensor([[1.0, 0, 0, 0]] * 3)
-    optimizer = torch.optim.SGD(policy.params["agent"], lr=1e-9)
-    stats = grpo_update(policy, "agent", optimizer, out, rewards, o)
-    assert stats["clip_fraction"] == 0 and stats["mismatch_max"] < 1e-4
-    assert stats["trained_tokens"] == sum(r.tokens for r in out)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -20,6 +20,10 @@ from support.options import Options
 # prompts and lengths differ, only G is equal; 44 response tokens
 GROUPS = random_groups([(5, [4, 1, 7]), (2, [3, 3, 2]), (9, [2, 6, 5]), (1, [2, 8, 1])])
 REWARDS = torch.tensor([[1., 0, 0], [0, 1, 1], [1, 0, 1], [0, 1, 0]])
+# as in an episode, some tokens are the world's
+DRAWN = [[[t % 3 != 1 for t in range(len(r))] for r in responses] for _, responses in GROUPS]
+# what an update without a step does not measure
+UNKNOWN = dict.fromkeys(("kl", "clip_fraction", "grad_norm", "mismatch", "mismatch_max"))
 
 
 def update(policy, groups=GROUPS, rewards=REWARDS, grad_clip=1e9, **options):
@@ -141,12 +145,11 @@ def test_first_gradient_is_that_of_eq_4():
     """On-policy the update must be REINFORCE with a group baseline and the KL to the untrained
     policy, on sampled tokens only: computed here the plain way."""
     policy = tiny_policy()
-    drawn = [[[t % 3 != 1 for t in range(len(r))] for r in responses] for _, responses in GROUPS]
-    stats, made = update(policy, temperature=0.7, agent_kl=0.1, drawn=drawn, token_budget=40)
+    stats, made = update(policy, temperature=0.7, agent_kl=0.1, drawn=DRAWN, token_budget=40)
     clear(policy)
     gain, kl, tokens = 0, 0, 0
     advantages = group_advantages(REWARDS).flatten()
-    for r, a in zip(flat(GROUPS, drawn=drawn), advantages, strict=True):
+    for r, a in zip(flat(GROUPS, drawn=DRAWN), advantages, strict=True):
         own = torch.tensor(r.drawn)
         logp, ref = naive_row(policy, "agent", r, 0.7), naive_row(policy, None, r, 0.7).detach()
         gain = gain + (own * a * logp).sum()
@@ -181,17 +184,18 @@ def test_ratio_starts_at_exactly_one(monkeypatch, size, short):
     policy = tiny_policy(dtype=torch.bfloat16)
     for lr in (0, 1e-2):
         stats = train_agent(policy, policy.optimizer("agent", lr), GROUPS, REWARDS,
-                            temperature=0.7, generator=seeded(), mini_batch=size)
+                            drawn=DRAWN, temperature=0.7, generator=seeded(), mini_batch=size)
         moved = lr > 0 and size > 0  # within the pass, before its last step
         assert (stats["clip_fraction"] > 0) == moved
 
 
-def test_a_pass_over_mini_batches_leaves_no_group_out():
-    """The last, smaller mini-batch would be dropped, or --mini-batch could not be resumed."""
-    plan, again, other = [grpo.plan_steps(9, 2, 2, seeded(seed)) for seed in (0, 0, 1)]
-    assert plan == again != other
-    assert [len(step) for step in plan] == [4, 4, 4, 4, 2]
-    assert sorted(sum(plan, [])) == list(range(18))
+def test_a_pass_is_made_of_equal_steps_and_leaves_no_group_out():
+    """Otherwise a step on one left-over group would move the adapter as far as one on sixteen."""
+    for size, sizes in ((2, [4, 4, 4, 4, 2]), (4, [6, 6, 6]), (8, [10, 8]), (9, [18])):
+        plan, again, other = [grpo.plan_steps(9, 2, size, seeded(seed)) for seed in (0, 0, 1)]
+        assert [len(step) for step in plan] == sizes
+        assert plan == again and (plan != other or size == 9)
+        assert sorted(sum(plan, [])) == list(range(18))
 
 
 @pytest.mark.parametrize("size", [0, 2])
@@ -232,6 +236,9 @@ def test_one_step_that_is_not_finite_leaves_the_others_as_they_are(monkeypatch):
     monkeypatch.setattr(grpo, "aggregate", lambda *given: aggregate(*given) + next(extra))
     stats = train_agent(policy, still, 4 * GROUPS[:1], REWARDS[[0, 0, 0, 0]], mini_batch=1)
     assert stats == pytest.approx({**expected, "skipped_steps": 1, "trained_tokens": 3 * 12})
+    monkeypatch.setattr(grpo, "aggregate", lambda *given: aggregate(*given) + math.nan)
+    stats = train_agent(policy, still, GROUPS[:1], REWARDS[:1])
+    assert stats == {"zero_variance": 0, "trained_tokens": 0, "skipped_steps": 1, **UNKNOWN}
 
 
 def test_groups_without_signal_cost_no_forward_pass_and_have_no_kl():
@@ -246,7 +253,7 @@ def test_groups_without_signal_cost_no_forward_pass_and_have_no_kl():
     for batch, rewards in ((groups, torch.ones(3, 3)), ([], torch.tensor([]))):
         # no policy and no optimiser: neither is touched
         stats = train_agent(None, None, batch, rewards)
-        assert stats["zero_variance"] == 1 and stats["trained_tokens"] == 0
+        assert stats == {"zero_variance": 1, "trained_tokens": 0, "skipped_steps": 0, **UNKNOWN}
 
 
 def test_gradient_clipping_bounds_the_step_and_reports_the_norm_before():

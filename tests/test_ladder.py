@@ -96,23 +96,6 @@ def test_a_teachers_file_leaves_out_held_out_tasks(tmp_path):
     assert len({task.id for task in tasks}) == 600
 
 
-def test_slips_rise_over_the_ladder_and_show_the_neighbours_effect():
-    """Without them the base would be perfect, or fail at random instead of systematically."""
-    rng = random.Random(0)
-    for rung, name in enumerate(ladder.NAMES):
-        neighbour, slips = ladder.NAMES[abs(rung - 1)], 0  # of the first rung the second
-        for i in range(900):
-            digit = i % 10
-            result, after = ladder.with_slips(digit, [name, "inc"], rng)
-            truth, wrong = int(PLAIN[name][digit]), int(PLAIN[neighbour][digit])
-            if wrong == truth:
-                wrong = (truth + 5) % 10
-            assert result in (truth, wrong)
-            assert after in ((result + 1) % 10, (result - 1) % 10)  # the slip is carried on
-            slips += result != truth
-        assert slips / 900 == pytest.approx(0.05 + 0.9 * rung / 11, abs=0.05)
-
-
 @pytest.mark.parametrize("start, low, high", [
     ("stale", 0.5, 0.8), ("aligned", 0.1, 0.4), ("hard", 0.1, 0.4)])
 def test_a_warm_start_in_words_shows_what_it_says(start, low, high):

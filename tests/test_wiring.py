@@ -2,384 +2,398 @@
 
 Usage: python -m pytest -q tests/test_wiring.py
 
-The pure functions and both updates have tests of their own. Here the loop runs on the micro world
-of micro_world.py and leaves a tape: every call of the sampler, of the check of what was written
-and of both updates, with its arguments. `Told` reads off the tape what was written, tried and
-solved in each step. Each test compares one part of Algorithm 1 with that; who changes a part
-changes its test.
+The small world of conftest.py runs for a few epochs, and every call of the sampler, of what checks
+texts and of both updates is recorded. Each test asserts one fact of Algorithm 1 by hand; who
+changes a part of the loop changes its test. The updates themselves have tests of their own.
 """
+import copy
+import inspect
 import json
 import math
-import re
-from collections import Counter
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import curriculum
+import data_pool
+import genenv
+import rwr
 from curriculum import in_band
 from data_pool import distinct, read_jsonl
-import genenv
-from helpers import same_run
-import micro_world
-from micro_world import HELD_OUT, N_BASE, MicroWorld, Scripted, make_task, run_micro
-import rwr
-from errors import Stopped
-from support.metrics import mean
-import support.origin
-import support.run
-from worlds import InvalidTask
+from grpo import grpo_update
+from interaction import attempt_score
+from policy import Policy
+from support.metrics import agent_figures, mean
+from support.options import Options
+from support.run import EpochState, alpha_of
+from worlds import World, ladder
 
-BASE = dict(  # no default anywhere: a constant in the place of an option is seen
-    seed=5, epochs=6, steps=2, seed_tasks=4, variations=3, G=4, base_share=0.4, temperature=0.7,
-    max_task_tokens=7, max_response_tokens=9, max_prompt_tokens=7, val_samples=3, val_every=4,
-    agent_lr=0.013, alpha=0.35, alpha_end=0.65, alpha_schedule="linear", beta=5.0, k_min=0.25,
-    env_lr=0.017, max_rows=41, threads=3, rank=3, agent_reward="graded",
-    difficulty_reward="half", seed_selection="taped")
-RUNS = {
-    "base": {}, "seed unit": dict(p_hat_unit="seed"),
-    "batch unit": dict(p_hat_unit="batch", k_min=0.1),
-    "random": dict(variant="random"), "from kept": dict(base_share=0.0)}
-UNIT = {"task": "p_hat", "seed": "p_hat_seed", "batch": "p_hat_batch"}
-BASE_TEXTS = [make_task(n).text for n in range(N_BASE)]
-EPOCHS, VALIDATED = range(7), (0, 4, 6)
+EPOCHS, G, BATCH = 4, 4, 12  # a batch: four seed tasks, three variations of each
+OPTIONS = dict(  # no default anywhere: a constant instead of an option is seen
+    seed=5, epochs=EPOCHS, steps=2, seed_tasks=4, variations=3, G=G, base_share=0.4,
+    temperature=0.7, max_task_tokens=11, max_response_tokens=10, max_prompt_tokens=40,
+    val_samples=2, val_every=3, agent_lr=0.013, env_lr=0.017, alpha=0.35, alpha_end=0.65,
+    alpha_schedule="linear", difficulty_reward="half", seed_selection="curated",
+    agent_reward="graded", beta=5.0, k_min=0.2, p_hat_unit="seed", rank=3, max_rows=41,
+    env_batch=2, threads=3)
+RECORDED = [
+    (Policy, "sample"), (curriculum, "select_seed_tasks"), (genenv, "read_written"),
+    (genenv, "play"), (genenv, "interact"), (genenv, "grpo_update"), (genenv, "rwr_update"),
+    (genenv, "end_epoch")]
 
 
-class Told:
-    """A run as its tape tells it. steps: for each epoch its steps, of each: seeds, the simulator's
-    prompts; batch, the tasks that it wrote: (task, rollout, group); tries: (text, p_hat, number of
-    valid attempts)."""
+@pytest.fixture(scope="module")
+def model(small_ladder):
+    """The small base model, in a world with few base tasks and rewards of many values."""
+    base_tasks = ladder.World.base_tasks
 
-    def __init__(self, tape, run):
-        o, self.tape, self.run = run.o, tape, run
-        self.o = o
-        self.steps, self.invalid = [[] for _ in EPOCHS], [Counter() for _ in EPOCHS]
-        self.texts = [[] for _ in EPOCHS]  # all that was written: (group, prompt, response)
-        seeds, batch = [], []
-        for event in tape:
-            if event.letter == "W":
-                missing, prompts = o.seed_tasks * o.variations - len(batch), event.prompts
-                assert len(prompts) == math.ceil(missing / o.variations)
-            elif event.letter == "C":
-                assert event.kept == [task for task, *_ in batch]
-                batch += self.written(event, len(seeds))[:missing]
-                seeds += prompts
-            elif event.letter == "A":
-                self.steps[event.epoch].append(SimpleNamespace(
-                    seeds=seeds, batch=batch, tries=self.tries(event)))
-                seeds, batch = [], []
+    def score(self, task, text):
+        if text == self.gold(task):
+            return 1.0, True
+        odd_digits = sum(map(text.count, "13579"))
+        # wrong answers to some tasks are not valid
+        return [0.0, 0.4, 0.4, 0.7, 1.0][min(odd_digits, 4)], task.id[0] not in "abc"
 
-    def of(self, letter):
-        return [event for event in self.tape if event.letter == letter]
-
-    def written(self, event, before):
-        """The tasks among the texts of one call. before: seed tasks of the step so far."""
-        t, tasks = event.epoch, []
-        before += sum(len(step.seeds) for step in self.steps[t])
-        for r, _, task, reason in event.results:
-            group = before + r.group
-            self.texts[t].append((group, r.prompt, r.response))
-            if reason:
-                self.invalid[t][reason] += 1
-            else:
-                tasks.append((task, r, group))
-        return tasks
-
-    def score(self, r):
-        """(reward, valid) of one response: Eq. 1, and 0 for what never ended."""
-        if 0 not in r.response:
-            return 0.0, False
-        return MicroWorld.score(None, None, self.run.policy.decode(r.response))
-
-    def tries(self, event):
-        """(text, p_hat by Eq. 2, number of valid attempts) of every prompt of a call."""
-        tries, G = [], event.G
-        for i, prompt in enumerate(event.prompts):
-            rewards, valid = zip(*map(self.score, event.rollouts[i * G:i * G + G]))
-            p_hat = mean(reward >= 0.5 for reward in rewards)
-            tries.append((prompt.removesuffix(" ="), p_hat, sum(valid)))
-        return tries
-
-    def records(self, t):
-        """D_env's records of an epoch: a task with the p_hat of its own, its seed, its step."""
-        records = []
-        for step in self.steps[t]:
-            newest = {text: p_hat for text, p_hat, _ in step.tries}
-            new = [SimpleNamespace(prompt=r.prompt, response=r.response, group=group, epoch=t,
-                                   keys=[f"n{task.spec['n']}"], p_hat=newest[task.text])
-                   for task, r, group in step.batch]
-            for r in new:
-                r.p_hat_seed = mean(other.p_hat for other in new if other.group == r.group)
-                r.p_hat_batch = mean(other.p_hat for other in new)
-            records += new
-        return records
-
-    def near(self, records, alpha):
-        """Those in the band."""
-        unit = UNIT[self.o.p_hat_unit]
-        return [r for r in records if in_band(getattr(r, unit), alpha, self.o.k_min)]
-
-
-@pytest.fixture(scope="module", params=RUNS)
-def told(request, tmp_path_factory):
-    """A whole run, and what its tape tells."""
-    folder = tmp_path_factory.mktemp("wiring") / "r"
     with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(ladder.World, "base_tasks", lambda self: base_tasks(self)[::60])
+        patch.setattr(ladder.World, "score", score)
+        patch.setattr(World, "graded", lambda self, task, text, reward: 0.4 * reward + 0.01)
+        patch.setattr(curriculum, "reward_half", reward_half, raising=False)
+        patch.setattr(data_pool, "FRESH_FOR", 1)
+        patch.setattr(data_pool, "MAX_AGE", 2)
         patch.setattr(rwr, "KL_SEEDS", 5)
-        told = Told(*run_micro(patch, folder, **{**BASE, **RUNS[request.param]}))
-        told.name, told.alphas, told.threads = request.param, Scripted.alphas, Scripted.threads
-    return told
+        yield small_ladder
+
+
+def reward_half(p_hat, alpha, beta):
+    """Half of the paper's R_env."""
+    return 0.5 * curriculum.reward_bell(p_hat, alpha, beta)
+
+
+def record(patch, owner, name, calls):
+    """Note every call of a function in `calls`: its arguments by name, as they are before it, its
+    result and the epoch."""
+    function = getattr(owner, name)
+
+    def recorded(*given, **named):
+        arguments = inspect.signature(function).bind(*given, **named).arguments
+        for key, value in arguments.items():
+            if isinstance(value, list):
+                arguments[key] = [copy.copy(item) for item in value]
+        result = function(*given, **named)
+        at = sum(call.name == "end_epoch" for call in calls)
+        calls.append(SimpleNamespace(**arguments, name=name, result=result, at=at))
+        return result
+
+    patch.setattr(owner, name, recorded)
+
+
+def recorded_run(model, folder, **options):
+    """(calls, Run) of a run with OPTIONS but for those given."""
+    calls, threads = [], []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(torch, "set_num_threads", threads.append)
+        for owner, name in RECORDED:
+            record(patch, owner, name, calls)
+        genenv.train(Options(out=str(folder), model=model, **{**OPTIONS, **options}))
+    assert threads == [3]
+    return calls, calls[-1].run
+
+
+def of(calls, name):
+    """The calls of one function."""
+    return [call for call in calls if call.name == name]
+
+
+def steps_of(calls):
+    """The steps of a run. Of each: the calls that drew seed tasks, those that read what was written
+    for them, the texts and the new tasks among them, the trials and the agent's rollouts."""
+    steps, begin, seeds = [], 0, 0
+    for end, call in enumerate(calls):
+        if call.name == "end_epoch":
+            seeds = 0
+        if call.name == "interact":
+            reads, texts = of(calls[begin:end], "read_written"), []
+            for read in reads:
+                # a text with the number of its seed task in the epoch
+                texts += [(seeds + w.rollout.group, w) for w in read.result]
+                seeds += len(read.seed_tasks)
+            steps.append(SimpleNamespace(
+                at=call.at, seeds=of(calls[begin:end], "select_seed_tasks"), reads=reads,
+                texts=texts, new=[(seed, w) for seed, w in texts if w.task][:BATCH],
+                trials=call.result, play=calls[end - 1]))
+            begin = end
+    return steps
+
+
+@pytest.fixture(scope="module")
+def recording(model, tmp_path_factory):
+    """A whole run: its calls, its steps, the Run."""
+    calls, run = recorded_run(model, tmp_path_factory.mktemp("wiring") / "r")
+    return SimpleNamespace(calls=calls, steps=steps_of(calls), run=run)
+
+
+def texts_of(recording, t):
+    """All that was written in an epoch: (number of its seed task, Written)."""
+    return [text for step in recording.steps if step.at == t for text in step.texts]
 
 
 # ---------------------------------------------------------------------------------------------
-# Algorithm 1, part by part
+# one run, fact by fact
 
 
-def test_calls_come_in_order_and_have_the_options(told):
-    """Generate, try, train the agent, in every step; then the simulator, and validation."""
-    o, run, seed = told.o, told.run, 3 * BASE["seed"]
-    update = "R" if o.variant == "genenv" else ""
-    for t in EPOCHS:
-        letters = "".join(event.letter for event in told.tape if event.epoch == t)
-        steps = "((WC){1,4}AG){2}" + update if t else "(WC){1,4}A"
-        assert re.fullmatch(steps + ("Vv" if t in VALIDATED else ""), letters), (t, letters)
-    assert "WCWC" in "".join(event.letter for event in told.tape)  # written again, to fill a batch
-    expected = {
-        "W": ("env", o.variations, 7, 0.7, seed + 1), "A": ("agent", 4, 9, 0.7, seed + 1),
-        "V": ("agent", 3, 9, 0.7, seed + 2), "v": ("agent", 1, 9, 0.0, seed + 2),
-        "G": ("agent", o, seed), "R": ("env", o, seed)}
-    for e in told.tape:
-        assert e.letter == "C" or e.how == expected[e.letter]
-    assert {e.max_rows for e in told.of("A")} == {41} and told.threads == [3]
-    assert {e.optimizer for e in told.of("G")} == {run.agent_optimizer}
-    assert {e.optimizer for e in told.of("R")} <= {run.env_optimizer}
-    assert run.policy.rates == {"agent": o.agent_lr, "env": o.env_lr}
+def test_options_reach_the_sampler_and_both_updates(recording):
+    """Otherwise a run would use other settings than its config.json says."""
+    run, seed, sampled = recording.run, 3 * OPTIONS["seed"], set()
+    for call in of(recording.calls, "sample"):
+        limits = call.G, call.max_new_tokens, call.temperature, call.max_rows
+        sampled.add((call.adapter, *limits, call.generator.initial_seed()))
+    assert sampled == {
+        ("env", 3, 11, 0.7, 41, seed + 1), ("agent", G, 10, 0.7, 41, seed + 1),
+        ("agent", 2, 10, 0.7, 41, seed + 2), ("agent", 1, 10, 0.0, 41, seed + 2)}
+    optimizers = {"grpo_update": run.agent_optimizer, "rwr_update": run.env_optimizer}
+    for name, optimizer in optimizers.items():
+        for call in of(recording.calls, name):
+            assert (call.o, call.optimizer, call.generator) == (run.o, optimizer, run.rng)
+    assert run.agent_optimizer.param_groups[0]["lr"] == 0.013
+    assert run.env_optimizer.param_groups[0]["lr"] == 0.017
+    assert run.policy.params["env"][0].shape[0] == 3  # the rank
 
 
-def test_seed_tasks_are_of_the_base_or_recent(told):
-    """And the simulator is told their success rate, if it was measured in the last two epochs."""
-    measured, seen = {}, set()
-    for t in EPOCHS:
-        for step in told.steps[t]:
-            for prompt in step.seeds:
-                said, text = re.fullmatch(r"vary (\S+) (task .*) =>", prompt).groups()
-                p_hat, at = measured.get(text, (None, 0))
-                recent = p_hat is not None and t - at <= 2
-                assert said == repr(p_hat if recent else None)
-                assert text in BASE_TEXTS or recent
-                if not told.o.base_share and t:
-                    assert text not in BASE_TEXTS
-                seen.add((recent, text in measured))
-            measured |= {text: (p_hat, t) for text, p_hat, _ in step.tries}
-    assert len(seen) == 3 or told.name != "base"
-    alphas = {round(alpha, 6) for alpha in told.alphas}
-    assert alphas == {record["alpha"] for record in told.run.history[1:]}
+def test_the_simulator_writes_again_for_what_is_missing(recording):
+    """Otherwise a batch would be short, hold a task twice, or texts be written for nothing."""
+    for step in recording.steps:
+        batch = []
+        for call in step.reads:
+            missing = BATCH - len(batch)
+            assert len(call.seed_tasks) == math.ceil(missing / 3) and call.batch == batch
+            batch += [w.task for w in call.result if w.task][:missing]
+    assert max(len(step.reads) for step in recording.steps) > 1
 
 
-def test_the_agent_tries_new_tasks_and_some_of_d_train_which_keeps_them(told):
-    """A batch of 12 and an eighth more; kept are p_hat by Eq. 1 and the valid attempts."""
-    expected, kept, again = [], set(BASE_TEXTS), set()
-    for t in EPOCHS:
-        for step in told.steps[t]:
-            texts = [text for text, *_ in step.tries]
-            new = [task.text for task, *_ in step.batch]
-            assert texts[:len(new)] == new and kept.issuperset(texts[len(new):])
-            assert len(texts) == (14 if t else len(new))
-            again.update(texts[len(new):])
-            for text, p_hat, valid in step.tries:
-                if valid or text in kept:
-                    kept.add(text)
-                    expected.append((text, p_hat, t, valid))
-    assert again.isdisjoint(BASE_TEXTS) == (told.o.base_share == 0)
-    for line, mine in zip(read_jsonl(told.run.folder / "train.jsonl"), expected, strict=True):
-        text, traces = line["task"]["text"], line["traces"]
-        assert (text, line["p_hat"], line["epoch"], len(traces)) == mine
+def test_seed_tasks_are_of_the_base_or_were_measured_recently(recording):
+    """Otherwise the simulator would vary stale tasks, or hear of a success that is long gone."""
+    run, measured, stale = recording.run, {}, []
+    prompts = [call.prompts for call in of(recording.calls, "sample") if call.adapter == "env"]
+    for step in recording.steps:
+        # measured in this epoch or in the one before
+        recent = {i: p_hat for i, (p_hat, at) in measured.items() if step.at - at <= 1}
+        for call in step.seeds:
+            assert (call.base_share, call.weigh) == (0.4, curriculum.seeds_curated)
+            assert call.alpha == pytest.approx(run.history[step.at]["alpha"])
+            assert all(recent[task.id] == p_hat for task, p_hat in call.recent)
+            shown = [run.world.env_prompt(task, recent.get(task.id)) for task in call.result]
+            assert prompts.pop(0) == [run.simulator.encode(prompt) for prompt in shown]
+            stale += {task.id for task in call.result} & measured.keys() - recent.keys()
+        measured |= {trial.task.id: (trial.p_hat, step.at) for trial in step.trials}
+    assert stale
 
 
-def test_grpo_learns_from_the_reward_of_the_option(told):
-    """Here `graded`, 0.4 of Eq. 1 and 0.01; what was cut earns nothing."""
-    for tried, update in zip(told.of("A")[1:], told.of("G"), strict=True):
-        rollouts, rewards = update.given
-        assert rollouts == tried.rollouts
-        graded = [0.4 * told.score(r)[0] + 0.01 if 0 in r.response else 0.0 for r in rollouts]
-        assert rewards.flatten().tolist() == pytest.approx(graded)
+def test_a_batch_is_filled_up_from_d_train(recording):
+    """Otherwise earlier curricula would be forgotten, or batches differ in size."""
+    train_pool, p_hats = recording.run.train_pool, {}
+    kept = {task.id for task in train_pool.base}
+    for step in recording.steps:
+        tried, new = [x.task.id for x in step.trials], [w.task.id for _, w in step.new]
+        assert tried[:len(new)] == new and kept.issuperset(tried[len(new):])
+        assert len(tried) == (14 if step.at else len(new))  # 12 and an eighth of them
+        for trial in step.trials:
+            # a new task enters with its first valid attempt
+            if trial.task.id in kept or any(e.valid for e in trial.traces):
+                kept.add(trial.task.id)
+                p_hats[trial.task.id] = trial.p_hat, step.at
+    assert train_pool.tasks.keys() == kept and train_pool.p_hat == p_hats
+    assert not kept.issuperset(w.task.id for step in recording.steps for _, w in step.new)
 
 
-def test_rwr_learns_from_the_band_of_this_epoch_and_of_d_env(told):
-    """Each task once, R_env by the reward of the option, Eq. 3; and a KL sample of all texts."""
-    o, updates = told.o, told.of("R")
-    for t, record in enumerate(told.run.history):
-        alpha = 0.35 + 0.3 * max(0, t - 1) / 5
-        assert record["alpha"] == pytest.approx(alpha)
-        fresh = distinct(told.records(t))
-        again = [r.keys for r in fresh]
-        aged = distinct([r for at in EPOCHS[1:t] if t - at <= 4 for r in told.records(at)])
-        fresh = told.near(fresh, alpha)
-        old = told.near([r for r in aged if r.keys not in again], alpha)
-        assert record["env_kept"] == len(fresh)
-        if t and o.variant == "genenv":
-            *given, kl_sample = updates.pop(0).given
-            for mine, records in zip((fresh, old), given):
-                assert [(r.prompt, r.response) for r in mine] == \
-                    [(r.prompt, r.response) for r in records]
-                gaps = [getattr(r, UNIT[o.p_hat_unit]) - alpha for r in mine]
-                R_env = [0.5 * math.exp(-5 * gap ** 2) for gap in gaps]
-                assert [r.r_env for r in records] == pytest.approx(R_env)
-            sampled = [(r.group, r.prompt, r.response) for r in kl_sample]
-            groups = {group for group, *_ in sampled}
-            assert sorted(sampled) == sorted(x for x in told.texts[t] if x[0] in groups)
-            assert len(groups) == 5
-    assert not updates
-    records = [record for t in EPOCHS[1:] for record in told.records(t)]
-    lines = read_jsonl(told.run.folder / "env.jsonl")
-    for mine, line in zip(records, lines, strict=True):
-        assert vars(mine).items() <= line.items()
+def test_an_attempt_is_scored_with_its_own_task(recording):
+    """Otherwise p_hat would be of other tasks, or of other rewards than Eq. 1."""
+    for step in recording.steps:
+        play = step.play
+        scores = [attempt_score(play.world, play.tasks[rollout.group], rollout, text)
+                  for rollout, text in zip(*play.result)]
+        for i, trial in enumerate(step.trials):
+            mine = scores[i * G:i * G + G]
+            assert [(e.reward, e.valid, e.graded) for e in trial.traces] == mine
+            assert trial.p_hat == mean(reward >= 0.5 for reward, _, _ in mine)
+            assert trial.task == play.tasks[i]
 
 
-def test_what_an_epoch_records(told):
-    """Success of new tasks, counts, the pools; validation where it was measured, and in between."""
-    validated, d_env = told.of("V"), 0
-    lines = read_jsonl(told.run.folder / "train.jsonl")
-    for t, record in enumerate(told.run.history):
-        new = {}
-        for step in told.steps[t]:
-            for text, p_hat, _ in step.tries[:len(step.batch)]:
-                new.setdefault(text, p_hat)
-        kept = {line["task"]["text"] for line in lines if line["epoch"] <= t}
-        d_env += len(told.records(t)) if t else 0
-        assert record["success_rate"] == pytest.approx(mean(new.values()), abs=2e-6)
-        assert (record["epoch"], record["distinct_tasks"]) == (t, len(new))
-        assert record["invalid"] == dict(told.invalid[t])
-        assert record["written"] == len(told.texts[t])
-        cut = [0 not in r.response for e in told.of("A") if e.epoch == t for r in e.rollouts]
-        assert record["truncated"] == pytest.approx(mean(cut), abs=2e-6)
-        assert (record["d_train"], record["d_env"]) == (len(kept.union(BASE_TEXTS)), d_env)
-        assert not record["other_adapter_moved"] and record["entropy"] == pytest.approx(0.5)
-        if t in VALIDATED:
-            texts, p_hats, _ = zip(*told.tries(validated.pop(0)))
-            assert texts == tuple(make_task(n).text for n in HELD_OUT["validation"])
-            assert record["validation"] == pytest.approx(mean(p_hats), abs=2e-6)
-        repeated = {key for key in record if key.startswith("validat")}
-        before = told.run.history[t - 1]
-        assert t in VALIDATED or all(record[key] == before[key] for key in repeated)
-    assert [r["validated"] for r in told.run.history] == [0, 0, 0, 0, 4, 4, 6]
-    assert len(sum(told.invalid, Counter())) == 6 or told.name != "base"
+def test_grpo_learns_from_its_own_rollouts_and_the_reward_of_the_option(recording):
+    """Otherwise groups would meet the rewards of others, or Eq. 1 where it was not asked for."""
+    steps = [step for step in recording.steps if step.at]
+    for step, update in zip(steps, of(recording.calls, "grpo_update"), strict=True):
+        assert update.rollouts == step.play.result[0]
+        graded = [[e.graded for e in trial.traces] for trial in step.trials]
+        torch.testing.assert_close(update.rewards, torch.tensor(graded))
+
+
+def test_d_env_knows_how_often_each_task_was_solved(recording):
+    """Otherwise RWR would imitate what another task, seed task or step earned."""
+    records = iter(recording.run.env_pool.records)
+    for step in recording.steps[1:]:  # what is written in epoch 0 does not enter D_env
+        p_hats = {trial.task.id: trial.p_hat for trial in step.trials}
+        batch = [next(records) for _ in step.new]
+        for r, (seed, w) in zip(batch, step.new):
+            assert (r.prompt, r.response) == (w.rollout.prompt, w.rollout.response)
+            assert (r.text, r.task_id, r.keys) == (w.text, w.task.id, [w.task.id])
+            assert (r.seed_id, r.group, r.epoch) == (w.task.seed_task, seed, step.at)
+            assert r.p_hat == p_hats[w.task.id]
+            assert r.p_hat_seed == mean(x.p_hat for x in batch if x.group == r.group)
+            assert r.p_hat_batch == mean(x.p_hat for x in batch)
+    assert not list(records)
+
+
+def test_rwr_learns_from_the_band_of_this_epoch_and_of_d_env(recording):
+    """Otherwise the simulator would imitate tasks that are too hard, too old, or twice."""
+    d_env, updates = recording.run.env_pool.records, of(recording.calls, "rwr_update")
+    for figures, update in zip(recording.run.history[1:], updates, strict=True):
+        t, alpha = figures["epoch"], figures["alpha"]
+        fresh = distinct([r for r in d_env if r.epoch == t])
+        again = {r.task_id for r in fresh}
+        old = distinct([r for r in d_env if 1 <= t - r.epoch <= 2])
+        old = [r for r in old if r.task_id not in again]
+        for records, learned in ((fresh, update.fresh), (old, update.old)):
+            near = [r for r in records if in_band(r.p_hat_seed, alpha, 0.2)]
+            assert [(r.epoch, r.task_id) for r in learned] == [(r.epoch, r.task_id) for r in near]
+            for r in learned:
+                R_env = 0.5 * math.exp(-5 * (r.p_hat_seed - alpha) ** 2)
+                assert r.r_env == pytest.approx(R_env, abs=1e-5)
+        assert figures["env_kept"] == len(update.fresh)
+    assert [r["alpha"] for r in recording.run.history] == [0.35, 0.35, 0.45, 0.55, 0.65]
+    assert update.old
+
+
+def test_the_kl_sample_is_of_all_that_was_written_valid_or_not(recording):
+    """Otherwise a drift to junk would cost nothing."""
+    junk = []
+    for t, update in enumerate(of(recording.calls, "rwr_update"), 1):
+        drawn = {r.group for r in update.kl_sample}
+        texts = [(group, w) for group, w in texts_of(recording, t) if group in drawn]
+        assert len(drawn) == 5
+        assert [(r.group, r.response) for r in update.kl_sample] == [
+            (group, w.rollout.response) for group, w in texts]
+        junk += [w.text for _, w in texts if w.task is None]
+    assert junk
+
+
+def test_held_out_tasks_are_known_to_what_checks_texts(recording):
+    """Otherwise validation would measure what was trained on."""
+    world = recording.run.world
+    tasks = world.validation_tasks() + world.validation_tasks("tuning")
+    for call in of(recording.calls, "read_written"):
+        assert call.held_out == {task.id for task in tasks}
+
+
+def test_an_epoch_is_recorded_as_it_went(recording):
+    """Otherwise curves, schedules and warnings would be of other tasks or attempts."""
+    for t, figures in enumerate(recording.run.history):
+        steps = [step for step in recording.steps if step.at == t]
+        rollouts = [r for step in steps for r in step.play.result[0]]
+        entropy = -sum(sum(r.logps) for r in rollouts) / sum(r.tokens for r in rollouts)
+        assert figures["entropy"] == pytest.approx(entropy, abs=1e-6)
+        reasons = [w.reason for _, w in texts_of(recording, t)]
+        assert figures["written"] == len(reasons)
+        assert figures["invalid"] == {x: reasons.count(x) for x in reasons if x}
+        assert not figures["other_adapter_moved"]
+    assert [r["validated"] for r in recording.run.history] == [0, 0, 0, 3, 4]
 
 
 # ---------------------------------------------------------------------------------------------
 # other runs
 
 
-@pytest.mark.parametrize("variant", ["teacher", "base", "static"])
-def test_variants_without_a_simulator(variant, tmp_path, monkeypatch):
-    """Every task comes from the base, the teacher's file or the untrained simulator, which writes
-    once; it is never trained."""
-    path, taught = tmp_path / "teacher.jsonl", [make_task(n).text for n in range(20, 60)]
-    path.write_text("\n".join(json.dumps({"text": text}) for text in taught))
-    options = {**BASE, "variant": variant}
+@pytest.mark.parametrize("variant, origins", [
+    ("random", {"env"}), ("static", {"static"}), ("teacher", {"teacher"}), ("base", set())])
+def test_variants_do_not_train_the_simulator(variant, origins, model, tmp_path):
+    """Otherwise an ablation would be no ablation; all but random draw ready-made tasks."""
+    path = tmp_path / "teacher.jsonl"
+    path.write_text("\n".join(json.dumps({"text": f"{i} s1 cube"}) for i in range(10)))
+    options = {"variant": variant, "epochs": 1}
     if variant == "teacher":
         options["teacher_tasks"] = str(path)
-    tape, run = run_micro(monkeypatch, tmp_path / "r", **options)
-    assert sum(e.letter == "W" for e in tape) == (variant == "static")
-    tried = {prompt.removesuffix(" =") for e in tape if e.letter == "A" for prompt in e.prompts}
-    new = tried.difference(BASE_TEXTS)
-    assert len(new) > 20 or variant == "base"  # more than the few that are replayed
-    if variant != "static":
-        assert new.issubset(taught if variant == "teacher" else ())
-    assert run.history[-1]["d_env"] == 0
-    assert run.policy.params["env"][0][0] == 0
+    calls, run = recorded_run(model, tmp_path / "r", **options)
+    assert not of(calls, "rwr_update") and not run.policy.params["env"][1].any()
+    tried = {trial.task.origin for step in steps_of(calls) for trial in step.trials}
+    assert tried == {"base", *origins}
 
 
-def test_a_task_is_imitated_in_one_epoch_only_where_its_world_says_so(tmp_path, monkeypatch):
-    """Also after a resume: otherwise the simulator imitates its few favourites for ever."""
-    monkeypatch.setattr(MicroWorld, "imitate_once", True)
-    options = {**BASE, "alpha_schedule": "taped"}
-    seen, (alone, _) = [], run_micro(monkeypatch, tmp_path / "a", **options)
-    for epochs in (3, 6):
-        options |= {"epochs": epochs, "resume": epochs == 6}
-        run_micro(monkeypatch, tmp_path / "b", **options)
-        seen += [e.given[:2] for e in Scripted.tape if e.letter == "R"]
-    assert seen == [e.given[:2] for e in alone if e.letter == "R"]
-    imitated = [{key for r in fresh + old for key in r.keys} for fresh, old in seen]
+def test_a_task_is_imitated_in_one_epoch_only_where_its_world_says_so(
+        model, tmp_path, monkeypatch):
+    """Otherwise the simulator imitates its few favourites for ever, after a resume as well."""
+    monkeypatch.setattr(World, "imitate_once", True)
+    imitated = []
+    for epochs in (1, 3):
+        calls, _ = recorded_run(
+            model, tmp_path / "r", epochs=epochs, resume=epochs == 3, alpha_schedule="constant",
+            k_min=0.5)
+        for update in of(calls, "rwr_update"):
+            records = update.fresh + update.old
+            imitated.append({records[i].task_id for i in update.result["env_imitated"]})
     assert all(imitated) and sum(map(len, imitated)) == len(set.union(*imitated))
 
 
-def test_an_update_without_a_step_uses_no_task_up(tmp_path, monkeypatch):
-    """Where a task is imitated in one epoch only, it may still be imitated later."""
-    monkeypatch.setattr(MicroWorld, "imitate_once", True)
-    for env_steps in (1, 0):
-        monkeypatch.setitem(micro_world.STATS, "env_steps", env_steps)
-        _, run = run_micro(monkeypatch, tmp_path / str(env_steps), **BASE)
-        assert bool(run.state.imitated) == (env_steps == 1)
+def test_only_records_of_steps_that_were_taken_are_used_up(monkeypatch, recording):
+    """Otherwise a task that the cap kept from being imitated would never be imitated."""
+    monkeypatch.setattr(genenv, "rwr_update", lambda *given: {"env_imitated": [0, 3]})
+    run, records = copy.copy(recording.run), recording.run.env_pool.records[:4]
+    run.world, run.state.imitated = SimpleNamespace(imitate_once=True), []
+    genenv.update_environment(run, records[:2], records[2:])
+    assert run.state.imitated == records[0].keys + records[3].keys
 
 
-def test_a_leak_into_the_other_adapter_is_seen(tmp_path, monkeypatch):
-    """An update that moves both adapters is told on."""
-    def leaking(letter):
-        def both(policy, *given):
-            with torch.no_grad():
-                policy.params["env"][0][1] += 1e-12
-            return dict(micro_world.STATS)
-        return both
+def test_a_leak_into_the_other_adapter_is_seen(model, tmp_path, monkeypatch):
+    """Otherwise one player would train the other, and no figure show it."""
+    update = genenv.grpo_update
 
-    monkeypatch.setattr(micro_world, "update", leaking)
-    _, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, "epochs": 1})
+    def leaking(policy, *given):
+        with torch.no_grad():
+            policy.params["env"][1][0, 0] += 1e-12
+        return update(policy, *given)
+
+    monkeypatch.setattr(genenv, "grpo_update", leaking)
+    _, run = recorded_run(model, tmp_path / "r", epochs=1, steps=1)
     assert run.history[1]["other_adapter_moved"]
 
 
-def test_a_simulator_with_a_model_of_its_own(tmp_path, monkeypatch):
-    """--env-model: it alone writes, and learns what was written."""
-    own = Scripted(genenv.Options(), ("env",))
-    monkeypatch.setattr(support.run, "open_policy", lambda model, o, names: own)
-    monkeypatch.setattr(support.origin, "inputs", lambda o: {})  # there is no such model
-    tape, run = run_micro(monkeypatch, tmp_path / "r", **{**BASE, "env_model": "other"})
-    assert {e.policy for e in tape if e.letter in "WR"} == {own}
-    assert {e.policy for e in tape if e.letter in "AG"} == {run.policy} != {own}
-    assert {path.name for path in (run.folder / "adapters").iterdir()} == {"agent", "env"}
-    assert run.policy.rates.keys() == {"agent"}
-    assert own.params["env"][0][0].item() == BASE["epochs"]
+def test_schedules_see_how_the_run_goes(monkeypatch):
+    """Otherwise they would steer by another epoch; one without new tasks says nothing."""
+    monkeypatch.setattr(curriculum, "next_alpha", lambda schedule, context: context)
+    figures = "alpha", "distinct_tasks", "success_rate", "mixed_share", "p_hat_counts"
+    rows = (0.1, 0, None, None, [0]), (0.2, 8, 0.3, 0.4, [5]), (0.6, 0, None, None, [0])
+    history = [dict(zip(figures, row), mixed_of_possible=row[0]) for row in rows]
+
+    def context_of(epoch):
+        return alpha_of(SimpleNamespace(
+            o=Options(**OPTIONS), history=history[:epoch], state=EpochState(epoch)))
+
+    assert context_of(0) == 0.35
+    untried = 0.5, 0.0, [0] * (G + 1), None
+    assert context_of(1) == curriculum.Context(1, EPOCHS, 0.35, 0.65, 0.1, 0, *untried)
+    assert context_of(3) == curriculum.Context(3, EPOCHS, 0.35, 0.65, 0.6, 0, 0.3, 0.4, [5], 0.2)
 
 
-def test_schedules_see_how_the_run_goes(tmp_path, monkeypatch):
-    """What an alpha schedule is told; an epoch without tasks leaves the last success as it was."""
-    parse = MicroWorld.parse_task
-
-    def parse_task(self, text, seed_task, epoch):
-        if epoch == 2:
-            raise InvalidTask("malformed")
-        return parse(self, text, seed_task, epoch)
-
-    monkeypatch.setattr(MicroWorld, "parse_task", parse_task)
-    options = {**BASE, "alpha_schedule": "taped", "epochs": 4}
-    records = run_micro(monkeypatch, tmp_path / "r", **options)[1].history
-    assert [r["alpha"] for r in records] == pytest.approx([.35, .3, .4, .5, .6])
-    assert records[2]["distinct_tasks"] == 0
-    for context, before, last in zip(Scripted.contexts, (0, 1, 2, 3), (0, 1, 1, 3), strict=True):
-        seen = records[last]
-        assert context == curriculum.Context(
-            before + 1, 4, 0.35, 0.65, records[before]["alpha"],
-            records[before]["distinct_tasks"], seen["success_rate"],
-            seen["mixed_share"], seen["p_hat_counts"], seen["mixed_of_possible"])
+def test_what_an_epoch_did_not_measure_is_null(model, tmp_path, monkeypatch):
+    """Otherwise 0 would pass for a measurement: a sampler off by 0.04 for one off by 0.02."""
+    # no group is mixed, and no task in the band
+    monkeypatch.setattr(genenv, "attempt_score", lambda *given: (0.0, True, 0.0))
+    options = "--preset", "tiny", "--threads", "1", "--model", model, "--out", str(tmp_path / "r")
+    assert genenv.main(options) == 0
+    for figures in read_jsonl(tmp_path / "r" / "metrics.jsonl")[1:]:
+        unknown = {key for key, value in figures.items() if value is None}
+        assert unknown == {"kl", "clip_fraction", "grad_norm", "mismatch", "env_kl_step", "env_ess",
+                           "env_weight_ratio", "mixed_of_possible", "agent_reward"}
+        zero = {key for key, value in figures.items() if value == 0 and "valid" not in key}
+        assert zero <= {
+            "success_rate", "solved", "mixed_share", "reward", "truncated", "trained_tokens",
+            "skipped_steps", "other_adapter_moved", "refused", "env_kept", "env_steps",
+            "env_capped", "env_skipped_steps", "env_kl"}  # counts, shares, and KL before a step
 
 
-@pytest.mark.parametrize("variant, at", [
-    ("static", 1), ("genenv", 1), ("genenv", 2), ("genenv", 4)])
-def test_a_stopped_run_goes_on_to_the_same_end(variant, at, tmp_path, monkeypatch):
-    """Stopped inside epoch 0, or between the steps of the first or a later one."""
-    options = {**BASE, "variant": variant, "epochs": 3}
-    with monkeypatch.context() as patch:
-        run_micro(patch, tmp_path / "a", **options)
-    interact, calls = genenv.interact, []
-
-    def stop(run, tasks):
-        calls.append(run)
-        if len(calls) == at:
-            run.stop = 15
-        return interact(run, tasks)
-
-    with monkeypatch.context() as patch, pytest.raises(Stopped):
-        patch.setattr(genenv, "interact", stop)
-        run_micro(patch, tmp_path / "b", **options)
-    run_micro(monkeypatch, tmp_path / "b", resume=True, **options)
-    same_run(tmp_path / "a", tmp_path / "b")
+def test_figures_of_updates_are_means_over_those_that_measured():
+    """Otherwise a second update without a mixed group would halve a mismatch."""
+    nothing = grpo_update(None, "agent", None, [], torch.tensor([]), None)
+    state = EpochState(agent=[nothing, dict.fromkeys(nothing, 0.04)])
+    figures = agent_figures(SimpleNamespace(state=state, o=Options()), {})
+    assert figures["mismatch"] == figures["kl"] == figures["grad_norm"] == 0.04

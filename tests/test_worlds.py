@@ -9,7 +9,6 @@ import json
 import random
 import re
 import sys
-from collections import Counter
 from dataclasses import asdict, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -192,13 +191,6 @@ def test_a_prompt_that_holds_the_answer_is_told_before_the_run(world, copied, ca
         copied('return f"{task.text} ="', 'return f"{task.text} {self.gold(task)} ="')
         probe.open_world(parse_options(["--world", "copied"]))
         assert "prompt of 20 of 20 base tasks" in capsys.readouterr().out
-
-
-def test_as_many_tasks_of_each_kind_are_held_out_or_the_kind_is_named():
-    """A kind with few tasks would leave nothing to learn from, or no row to report."""
-    counts = Counter(task.spec["tool"] for task in template.HELD_OUT.values())
-    assert counts == dict.fromkeys(template.TOOLS, template.PER_TOOL)
-    user_error("1001 .*'dbl'", template.draw_of_each, random.Random(0), ["dbl"], 1001, "base")
 
 
 def test_models_that_lose_text_are_refused():
