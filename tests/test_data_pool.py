@@ -88,7 +88,7 @@ def test_success_rates_are_used_while_they_are_fresh(tmp_path):
     assert pool.recent(7) == [(written(i), i / 8) for i in (5, 6, 7)]
     assert [pool.recent_p_hat(written(i), 7) for i in (4, 5, 8)] == [None, 5 / 8, None]
     assert pool.recent_p_hat(pool.base[0], 7) == 1.0
-    assert [r.epoch for r in env.aged(7)] == [3, 4, 5, 6]
+    assert [r.epoch for r in env.imitable(7)] == [3, 4, 5, 6]
 
 
 def test_the_unit_of_p_hat_is_the_one_that_was_asked_for():
