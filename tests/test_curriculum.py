@@ -29,20 +29,21 @@ def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=
 
 
 def test_success_rate_is_k_over_n():
-    """Eq. 2 would count something else than successes."""
+    """Otherwise Eq. 2 would count something else than successes."""
     assert success_rate([0.5, 0.49]) == 0.5  # from SUCCESS on
     assert success_rate([1, 0, 0, 1, 0, 0, 1, 0]) == 3 / 8
 
 
 def test_bell_is_eq_3():
-    """R_env: 1 at the target, and exp(-beta d^2) on both sides of it."""
+    """Otherwise R_env would not be 1 at the target, and exp(-beta d^2) on both sides of it."""
     assert reward_bell(0.8, 0.8, 10.0) == 1
     assert reward_bell(0.2, 0.5, 2.0) == pytest.approx(math.exp(-0.18))
     assert reward_bell(0.9, 0.5, 10.0) == pytest.approx(math.exp(-1.6))
 
 
 def test_band_includes_its_edges_in_spite_of_rounding():
-    """0.8 - 0.7 exceeds 0.1 in floating point: the edge of the paper's filter would be lost."""
+    """Otherwise the edge of the paper's filter would be lost: 0.8 - 0.7 exceeds 0.1 in floating
+    point."""
     for p_hat, alpha in ((0.8, 0.7), (0.3, 0.4)):
         assert in_band(p_hat, alpha, 0.1)
     assert not in_band(0.601, 0.5, 0.1) and not in_band(0.399, 0.5, 0.1)
@@ -53,7 +54,7 @@ def test_band_includes_its_edges_in_spite_of_rounding():
 
 
 def test_shapes_of_the_schedules():
-    """--alpha or --alpha-end would not be met, or the way between them be another one."""
+    """Otherwise --alpha or --alpha-end would be missed, or the way between them be another one."""
     def run(name):
         return [next_alpha(name, context(epoch=t)) for t in range(1, 11)]
 
@@ -65,7 +66,8 @@ def test_shapes_of_the_schedules():
 
 
 def test_steering_schedules_answer_success():
-    """One that looks at the last miss alone stops half-way: here success follows alpha at +0.3."""
+    """Otherwise a schedule would stop half-way, as one that looks only at the last miss: here
+    success follows alpha at +0.3."""
     assert next_alpha("adaptive", context(success=0.9, alpha=0.5)) == pytest.approx(0.1)
     assert next_alpha("integral", context(alpha=0.5)) == 0.25  # it starts low
     alpha, success = 0.5, 0.5
@@ -76,7 +78,7 @@ def test_steering_schedules_answer_success():
 
 
 def test_balanced_goes_towards_the_rarer_end_in_bounded_steps():
-    """The other way round it would run off to tasks that are all solved, or never."""
+    """Otherwise it would run off to tasks that are all solved, or never."""
     def balanced(*counts, previous=0.5):
         return next_alpha("balanced", context(previous=previous, counts=counts))
 
@@ -135,7 +137,8 @@ OPTION = {"alpha_": "alpha_schedule", "reward_": "difficulty_reward", "seeds_": 
 
 
 def test_functions_of_a_user_are_found_wherever_they_stand(monkeypatch):
-    """The promise of README and docstring, here before all other functions of the file."""
+    """Otherwise README's promise would not hold; here they come before all other functions of the
+    file."""
     source, fork = Path(curriculum.__file__).read_text(), types.ModuleType("fork")
     monkeypatch.setitem(sys.modules, "fork", fork)  # where dataclasses look for their module
     at = source.index("def success_rate")
@@ -169,7 +172,7 @@ def agent_reward_long(e): return e.reward - (e.tokens > 9)
     ("seeds_none", "it gave None"), ("seeds_nan", "finite"),
     ("agent_reward_long", "from 0 to 1; it gave -1.0 for Trace.*truncated=True")])
 def test_a_wrong_function_is_named_in_one_line_before_the_run(name, words, monkeypatch):
-    """A traceback after epoch 0, or worse, a run on NaN."""
+    """Otherwise a traceback would follow after epoch 0, or worse, a run on NaN."""
     functions = {}
     exec(compile(WRONG, "curriculum.py", "exec"), functions)
     monkeypatch.setattr(curriculum, name, functions[name], raising=False)
@@ -179,7 +182,7 @@ def test_a_wrong_function_is_named_in_one_line_before_the_run(name, words, monke
 
 
 def test_plain_agent_reward_is_eq_1():
-    """The default would train on something else than the world's score."""
+    """Otherwise the default would train on something else than the world's score."""
     assert agent_reward("plain", Trace("", 0.4, True, False, 10, 0.9)) == 0.4
     cut_off = Trace("", 1.0, True, True, 10, 0.9)
     assert agent_reward("plain", cut_off) == agent_reward("graded", cut_off) == 0
@@ -200,7 +203,7 @@ def seeds(share, weigh):
 
 
 def test_seeds_mix_base_and_recent_tasks_in_their_share():
-    """Coverage or drift would be lost."""
+    """Otherwise coverage or drift would be lost."""
     counts = seeds(0.25, curriculum.seeds_uniform)
     assert sum(counts[task] for task in BASE) / 4000 == pytest.approx(0.25, abs=0.03)
     assert set(counts) == set(BASE) | {task for task, _ in RECENT}
@@ -212,6 +215,6 @@ def test_seeds_mix_base_and_recent_tasks_in_their_share():
 
 
 def test_curated_seeds_prefer_p_hat_near_alpha():
-    """The curated option would do nothing, or much less."""
+    """Otherwise the curated option would do nothing, or much less."""
     weights = curriculum.seeds_curated([0.75, 0.5, 0.0], 0.75)
     assert weights == pytest.approx([1, math.exp(-20 * 0.0625), math.exp(-20 * 0.5625)])

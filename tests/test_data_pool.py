@@ -40,7 +40,7 @@ def seeded():
 
 
 def test_equal_specs_are_the_same_task():
-    """De-duplication would miss a task that was merely written in another order."""
+    """Otherwise a task that was merely written in another order would pass for a new one."""
     specs = ({"start": 1, "tools": ["a", "b"]}, {"tools": ["a", "b"], "start": 1},
              {"start": 1, "tools": ["b", "a"]})
     one, again, other = [Task("", spec).id for spec in specs]
@@ -48,7 +48,7 @@ def test_equal_specs_are_the_same_task():
 
 
 def test_reloaded_pools_equal_the_pools(tmp_path):
-    """A resumed run would go on from another D_train, or imitate other generations."""
+    """Otherwise a resumed run would continue from another D_train, or imitate other generations."""
     pool, env = TrainPool(tmp_path / "t", base()), EnvPool(tmp_path / "e")
     for i in (3, 1, 2, 1):
         pool.add(written(i, i), [trace(), trace(0.0)], i / 8, i + 1)
@@ -106,7 +106,7 @@ def test_a_line_that_is_no_json_object_is_named(line, tmp_path):
 
 
 def test_sample_mixes_base_and_kept_tasks_in_their_share(tmp_path):
-    """Earlier curricula would be forgotten, or base tasks never met again."""
+    """Otherwise earlier curricula would be forgotten, or base tasks never met again."""
     pool = TrainPool(tmp_path / "t", base())
     assert all(t.origin == "base" for t in pool.sample(20, 0.0, seeded()))  # nothing kept yet
     for i in range(8):
@@ -117,7 +117,8 @@ def test_sample_mixes_base_and_kept_tasks_in_their_share(tmp_path):
 
 
 def test_a_task_that_was_written_often_counts_once():
-    """RWR would imitate the simulator's mode; the newest measurement stands for the task."""
+    """Otherwise RWR would imitate the simulator's mode; a task counts with its newest
+    measurement."""
     first, other, again = record(0, 1, 0.2), record(1, 1), record(0, 2, 0.8)
     assert distinct([first, other, again]) == [other, again]
     reworded = dataclasses.replace(other, keys=["task7", "task1"])

@@ -56,7 +56,7 @@ def slope(value, theta):
 
 
 def test_advantages_equal_numpy():
-    """Eq. 4's baseline or the scaling would be another one."""
+    """Otherwise Eq. 4's baseline or the scaling would be another one."""
     rewards = torch.rand(6, 5, generator=seeded(), dtype=torch.float64)
     r = rewards.numpy()
     centred = r - r.mean(1, keepdims=True)
@@ -66,13 +66,15 @@ def test_advantages_equal_numpy():
 
 
 def test_signal_is_max_minus_min():
-    """std == 0 is never exactly true: groups of equal floats would be trained on noise."""
+    """Otherwise groups of equal floats would be trained on noise: std == 0 is never exactly
+    true."""
     rewards = torch.tensor([[0.1] * 3, [0.1, 0.1, 0.1 + 1e-8], [0.1, 0.1, 0.2], [1., 0, 0]])
     assert has_signal(rewards).tolist() == [False, False, True, True]
 
 
 def test_kl_values_and_gradients_on_a_table():
-    """What token_kl's docstring claims: the values of all, and E[grad] of k1, k2 and k3 exactly."""
+    """Otherwise token_kl's docstring would be wrong: the values of all, and E[grad] of k1, k2 and
+    k3 exactly."""
     theta, sample = table()
     logp, q = theta.log_softmax(-1), torch.tensor([0.5, 0.1, 0.4], dtype=torch.float64)
     k1, k2, k3 = (token_kl(sample, q.log()[[0, 1, 1, 2, 2, 2]], kind).mean()
@@ -89,7 +91,7 @@ def test_kl_values_and_gradients_on_a_table():
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 def test_loss_equals_plain_arithmetic(aggregation, kind):
-    """The objective would be another one: every option against numpy."""
+    """Otherwise the objective would be another one: every option against numpy."""
     tensors = [-3 * torch.rand(6, 5, generator=seeded(seed), dtype=torch.float64)
                for seed in range(3)]
     logp, old, ref = [tensor.numpy() for tensor in tensors]
@@ -114,19 +116,20 @@ def test_loss_equals_plain_arithmetic(aggregation, kind):
 
 
 def test_a_response_without_tokens_counts_as_0():
-    """An episode that drew nothing would make the whole step NaN."""
+    """Otherwise an episode that drew nothing would make the whole step NaN."""
     mask = torch.tensor([[True, True], [False, False]])
     assert float(aggregate(torch.ones(2, 2), mask, 2, 2, "sequence")) == 0.5
 
 
 def test_the_constants_are_those_that_the_pages_state():
-    """A figure of another setting would stand under the paper's name."""
+    """Otherwise a figure of another setting would appear under the paper's name."""
     assert (grpo.CLIP, rwr.KL_CAP, grpo.GRAD_CLIP, grpo.ENTROPY_BONUS) == (0.2, 0.5, 1.0, 0.0)
     assert {layer.scaling["agent"] for layer in tiny_policy().lora_layers} == {2.0}
 
 
 def test_entropy_bonus_has_the_gradient_of_the_entropy(monkeypatch):
-    """-log pi of a sampled token is its entropy on average, yet has no gradient on average."""
+    """Otherwise the bonus would do nothing: -log pi of a sampled token is its entropy on average,
+    yet has no gradient on average."""
     monkeypatch.setattr(grpo, "ENTROPY_BONUS", 0.3)
     theta, sample = table()
     rows = sample[:, None]  # each token is a response
@@ -142,7 +145,7 @@ def test_entropy_bonus_has_the_gradient_of_the_entropy(monkeypatch):
 
 
 def test_first_gradient_is_that_of_eq_4():
-    """On-policy the update must be REINFORCE with a group baseline and the KL to the untrained
+    """Otherwise the update would not be REINFORCE with a group baseline and the KL to the untrained
     policy, on sampled tokens only: computed here the plain way."""
     policy = tiny_policy()
     stats, made = update(policy, temperature=0.7, agent_kl=0.1, drawn=DRAWN, token_budget=40)
@@ -163,7 +166,8 @@ def test_first_gradient_is_that_of_eq_4():
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 def test_micro_batches_do_not_change_the_gradient(aggregation, monkeypatch):
-    """A mean of means: memory settings would change the learning (-0.94 became 0.01 elsewhere)."""
+    """Otherwise memory settings would change the learning, as a mean of means does (-0.94 became
+    0.01 elsewhere)."""
     monkeypatch.setattr(grpo, "grpo_loss", partial(grpo_loss, aggregation=aggregation))
     policy = tiny_policy()
     budgets = (10_000, 30, 12, 1)  # 1: every response alone, groups are split
@@ -176,8 +180,8 @@ def test_micro_batches_do_not_change_the_gradient(aggregation, monkeypatch):
 @pytest.mark.parametrize("short", [0, 1024])  # attention in one kernel, as on a GPU; or as here
 @pytest.mark.parametrize("size", [0, 2, 3])
 def test_ratio_starts_at_exactly_one(monkeypatch, size, short):
-    """Old log-probs of other micro-batches are up to .1 away in bf16, and the clip acts at once; of
-    the policy as it is now, and it never acts."""
+    """Otherwise the clip would act at once, as old log-probs of other micro-batches are up to .1
+    away in bf16; or never, if they were of the policy as it is now."""
     monkeypatch.setattr("model.attention.SHORT", short)
     # so clip_fraction counts every ratio that is not 1, to the bit
     monkeypatch.setattr(grpo, "grpo_loss", partial(grpo_loss, clip=0.0))
@@ -200,7 +204,7 @@ def test_a_pass_is_made_of_equal_steps_and_leaves_no_group_out():
 
 @pytest.mark.parametrize("size", [0, 2])
 def test_mismatch_of_sampler_and_scorer_is_measured_before_any_step(size, monkeypatch):
-    """A sampler that is another policy than the scored one would go unnoticed."""
+    """Otherwise a sampler that is another policy than the scored one would go unnoticed."""
     monkeypatch.setattr(grpo, "CHECKED_GROUPS", 3)
     policy = tiny_policy()
     with policy.use("agent"):
@@ -216,7 +220,7 @@ def test_mismatch_of_sampler_and_scorer_is_measured_before_any_step(size, monkey
 
 @pytest.mark.parametrize("loss, spike", [(math.nan, 1.0), (1.0, math.nan), (1.0, math.inf)])
 def test_a_step_that_is_not_finite_is_skipped_to_the_bit(loss, spike):
-    """One NaN would stay in the weights and in Adam's moments for good."""
+    """Otherwise one NaN would stay in the weights and in Adam's moments for good."""
     p = torch.nn.Parameter(torch.ones(2))
     optimizer = torch.optim.AdamW([p], weight_decay=0.1)
     p.grad = torch.ones(2)
@@ -228,7 +232,8 @@ def test_a_step_that_is_not_finite_is_skipped_to_the_bit(loss, spike):
 
 
 def test_one_step_that_is_not_finite_leaves_the_others_as_they_are(monkeypatch):
-    """It would end the update, or be in its statistics, which are means over the steps taken."""
+    """Otherwise it would end the update, or be in its statistics, which are means over the steps
+    taken."""
     policy = tiny_policy()
     still = policy.optimizer("agent", 0.0)
     expected = train_agent(policy, still, GROUPS[:1], REWARDS[:1])
@@ -242,7 +247,8 @@ def test_one_step_that_is_not_finite_leaves_the_others_as_they_are(monkeypatch):
 
 
 def test_groups_without_signal_cost_no_forward_pass_and_have_no_kl():
-    """Half of the compute for nothing, a KL pull without a reward, a step on stale momentum."""
+    """Otherwise half of the compute would be wasted, and a KL pull or stale momentum move the agent
+    without a reward."""
     policy, mixed, rewards = tiny_policy(), [GROUPS[0], GROUPS[2]], REWARDS[[0, 2]]
     _, alone = update(policy, mixed, rewards, agent_kl=0.5)
     unknown = ([len(WORDS)], [[4], [5], [6]])  # no token of the model: a forward pass would raise
@@ -257,7 +263,7 @@ def test_groups_without_signal_cost_no_forward_pass_and_have_no_kl():
 
 
 def test_gradient_clipping_bounds_the_step_and_reports_the_norm_before():
-    """A spike would go through, or the log would show the clip instead of the spike."""
+    """Otherwise a spike would go through, or the log would show the clip instead of the spike."""
     policy = tiny_policy()
     stats, free = update(policy)
     norm = float(torch.cat([g.flatten() for g in free]).norm())

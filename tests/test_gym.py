@@ -67,7 +67,7 @@ def whole():
 
 @library
 def test_every_family_pays_its_own_answer_and_no_other_text_raises(whole):
-    """A family would teach nothing, or one odd answer would end a run."""
+    """Otherwise a family would teach nothing, or one odd answer end a run."""
     odd = ["?", "9" * 900, "[" * 900, "1e999999999", "nan", "[NaN, NaN]", "\ud800", "1/0"]
     for family in whole.levels:
         made = 0
@@ -103,7 +103,8 @@ print(json.dumps(items))
 
 @library
 def test_a_line_makes_the_same_item_in_every_process():
-    """A resumed run would score other answers than it asked for: some families go through a set."""
+    """Otherwise a resumed run would score other answers than it asked for: some families go through
+    a set."""
     printed = []
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": seed}
@@ -146,7 +147,7 @@ def test_random_levels_are_none_above_the_highest(world):
 
 
 def test_what_takes_too_long_is_ended_and_leaves_no_trace(monkeypatch):
-    """A run would stand still, or draw other numbers because an item was made."""
+    """Otherwise a run would stand still, or draw other numbers because an item was made."""
     def stuck(*_):
         random.random()
         while True:
@@ -178,12 +179,12 @@ def test_what_takes_too_long_is_ended_and_leaves_no_trace(monkeypatch):
     ("chain_sum num_terms=99 item 5", "no such level"),
     ("chain_sum item 1000", "held-out number")])
 def test_lines_that_are_refused(world, line, reason):
-    """They would be made, or end the run."""
+    """Otherwise they would be made, or end the run."""
     raised(InvalidTask, f"^{reason}$", world.parse_task, line, NO_SEED, 1)
 
 
 def test_a_line_is_its_task_again(world):
-    """The simulator would be shown other tasks than it wrote."""
+    """Otherwise the simulator would be shown other tasks than it wrote."""
     for task in world.base_tasks() + world.validation_tasks():
         family, levels, number = gym.read_line(gym.write_line(**task.spec))
         assert world.make(family, levels, number, task.origin) == task
@@ -212,7 +213,8 @@ def test_graded_is_what_the_scorer_pays_for_a_nearly_right_answer(world):
 
 
 def test_a_scorer_that_pays_more_than_one_pays_nothing():
-    """calendar_arithmetic pays exp(-error), and its error may be negative."""
+    """Otherwise a wrong answer would pay best: calendar_arithmetic pays exp(-error), and its error
+    may be negative."""
     class Generous:
         def score_answer(self, answer, item):
             return 1.5
@@ -239,7 +241,7 @@ def test_a_warm_start_shows_the_levels_that_were_asked_for(world, monkeypatch):
 
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch):
-    """It would be a traceback from deep inside."""
+    """Otherwise it would be a traceback from deep inside."""
     monkeypatch.setattr(gym, "find_spec", lambda name: None)
     user_error("pip install reasoning-gym", gym.World, OPTIONS)
 

@@ -37,7 +37,8 @@ def digits_of(start, tools):
 
 @both
 def test_the_checker_executes_the_chain_and_every_digit_counts(world):
-    """A wrong digit in the middle would pass, or a tool be another one than its table says."""
+    """Otherwise a wrong digit in the middle would pass, or a tool be another one than its table
+    says."""
     for name in ladder.NAMES:
         assert "".join(str(ladder.run_tools(d, [name])[0]) for d in range(10)) == PLAIN[name]
     for task in world.validation_tasks() + world.base_tasks()[:50]:
@@ -51,7 +52,7 @@ def test_the_checker_executes_the_chain_and_every_digit_counts(world):
 
 @both
 def test_splits_are_easy_below_and_cover_every_rung_above(world):
-    """Duplicates, hard tools in the base set, or a rung that validation misses."""
+    """Otherwise the base set would hold duplicates or hard tools, or validation miss a rung."""
     base = world.base_tasks()
     assert len(base) == len({task.text for task in base}) == 544
     assert {len(task.spec["tools"]) for task in base} == {1, 2, 3}
@@ -65,7 +66,8 @@ def test_splits_are_easy_below_and_cover_every_rung_above(world):
 
 @both
 def test_what_the_simulator_is_shown_is_a_task_that_is_not_held_out(world):
-    """It would be trained on texts that its own parser refuses, or on validation tasks."""
+    """Otherwise it would be trained on texts that its own parser refuses, or on validation
+    tasks."""
     rng, held_out = random.Random(0), held_out_keys(world)
     for _ in range(500):
         task = world.parse_task(world.imagine(rng)[1], NO_SEED, 4)
@@ -81,7 +83,7 @@ def test_what_the_simulator_is_shown_is_a_task_that_is_not_held_out(world):
     (WORDS, ["", "4:", "4: double,", "44: double", "4: fly", "4: double: 8", "² : double",
              "4: " + "double, " * 99 + "double"])])
 def test_other_texts_are_malformed_or_too_long(world, texts):
-    """Nonsense would be tried by the agent."""
+    """Otherwise the agent would attempt nonsense."""
     for text in texts:
         raised(InvalidTask, "^malformed$", world.parse_task, text, NO_SEED, 1)
         assert world.score(world.validation_tasks()[0], text) == (0.0, False)
@@ -90,7 +92,7 @@ def test_other_texts_are_malformed_or_too_long(world, texts):
 
 
 def test_a_teachers_file_leaves_out_held_out_tasks(tmp_path):
-    """The variant would train on the validation set, or not start at all."""
+    """Otherwise the variant would train on the validation set, or not start at all."""
     SYMBOLS.write_teacher(600, tmp_path / "teacher.jsonl")
     tasks = read_teacher(SYMBOLS, tmp_path / "teacher.jsonl", held_out_keys(SYMBOLS))
     assert len({task.id for task in tasks}) == 600
@@ -99,8 +101,8 @@ def test_a_teachers_file_leaves_out_held_out_tasks(tmp_path):
 @pytest.mark.parametrize("start, low, high", [
     ("stale", 0.5, 0.8), ("aligned", 0.1, 0.4), ("hard", 0.1, 0.4)])
 def test_a_warm_start_in_words_shows_what_it_says(start, low, high):
-    """A start would know too much or too little, or the held-out tasks; all seeds would share one
-    start."""
+    """Otherwise a start would know too much or too little, or the held-out tasks; or all seeds
+    share one start."""
     o = genenv.Options(model="m", world_options={"start": start})
     world, other_seed = ladder.World(o), ladder.World(replace(o, seed=1))
     pairs = world.warm_start_pairs()
@@ -115,7 +117,7 @@ def test_a_warm_start_in_words_shows_what_it_says(start, low, high):
 
 
 def test_a_base_model_learns_responses_and_their_ends_alone():
-    """It would learn to write prompts, or nothing but padding."""
+    """Otherwise it would learn to write prompts, or nothing but padding."""
     tokenizer = word_tokenizer(ladder.WORDS)
     ids, labels = encode_pairs(tokenizer, [("3 s1 inc =", "s1 inc 4"), ("3 =", "s1")])
     long, short = tokenizer.batch_decode(ids)
@@ -127,7 +129,7 @@ def test_a_base_model_learns_responses_and_their_ends_alone():
 @pytest.mark.parametrize("success, word", [
     (None, "b?"), (0, "b0"), (0.44, "b4"), (0.95, "b8")])
 def test_both_prompts_are_what_the_base_model_was_trained_on(success, word):
-    """In another form the simulator hears nothing of success, and the agent sees no task."""
+    """Otherwise the simulator would hear nothing of success, and the agent see no task."""
     text = "3 s1 inc s2 dbl"
     task = SYMBOLS.parse_task(text, NO_SEED, 0)
     assert SYMBOLS.env_prompt(task, success) == f"vary {word} {text} =>"
@@ -144,7 +146,8 @@ def reads_its_words(folder, words):
 
 @pytest.mark.parametrize("module", [ladder, household])
 def test_shipped_base_models_half_know_their_world(module):
-    """A run would start from a model that knows everything or nothing, or that is not there."""
+    """Otherwise a run would start from a model that knows everything or nothing, or that is not
+    there."""
     world = module.World(genenv.Options(rank=4))
     assert reads_its_words(BASES / world.NAME, world.WORDS)
     policy, tasks = world.load_policy(), world.validation_tasks("tuning")
@@ -156,7 +159,7 @@ def test_shipped_base_models_half_know_their_world(module):
 
 
 def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch):
-    """Another one could not be made; or a folder of other words would be read as padding."""
+    """Otherwise another one could not be made, or a folder of other words be read as padding."""
     monkeypatch.setattr(ladder.World, "RECIPE", dict(steps=2, batch=2, lr=1e-3))
     weights = []
     for i, seed in enumerate("112"):
@@ -172,5 +175,5 @@ def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch):
 
 
 def test_tasks_of_a_file_are_refused():
-    """They would be ignored without a word."""
+    """Otherwise they would be ignored silently."""
     user_error("ladder", ladder.World, genenv.Options(validation_tasks="f"))

@@ -40,14 +40,15 @@ def seeded(seed=0):
 
 
 def test_weights_do_not_overflow():
-    """A sharp lam would give NaN instead of the best generation alone."""
+    """Otherwise a sharp lam would give NaN instead of only the best generation."""
     assert rwr_weights(torch.tensor([0.1, 1.0, 0.99]), 1e4).tolist() == pytest.approx([0, 3, 0])
 
 
 @pytest.mark.parametrize("n, passes, batch, sizes", [
     (10, 3, 4, [5, 5, 4, 4, 4, 4, 4]), (3, 2, 6, [6]), (3, 1, 4, [])])
 def test_every_record_is_met_once_in_a_pass(n, passes, batch, sizes):
-    """A part of the records would never be learned from, or a step be made on very few."""
+    """Otherwise a part of the records would never be learned from, or a step be made on very
+    few."""
     batches = whole_passes(n, passes, batch, seeded())
     assert [len(b) for b in batches] == sizes
     if sizes:
@@ -56,7 +57,8 @@ def test_every_record_is_met_once_in_a_pass(n, passes, batch, sizes):
 
 
 def test_kl_sample_is_all_that_was_written_for_random_seed_tasks():
-    """The first texts of an epoch alone would be looked at, or the better half of a seed task's."""
+    """Otherwise only the first texts of an epoch would be looked at, or the better half of a seed
+    task's."""
     texts = [Rollout(i // 4, [i], [1]) for i in range(4 * 60)]
     drawn = draw_kl_sample(texts, seeded())
     groups = {r.group for r in drawn}
@@ -70,9 +72,9 @@ def test_kl_sample_is_all_that_was_written_for_random_seed_tasks():
 
 @pytest.mark.parametrize("budget, long", [(10_000, 128), (10_000, 3), (14, 1), (1, 128)])
 def test_gradient_is_that_of_the_weighted_imitation_loss(budget, long, monkeypatch):
-    """Weights on the wrong record, a KL term on records, a reference with the adapter on (as in the
-    released code), a mean of micro-batches' means, a shared prompt mixed up: the plain way says
-    so."""
+    """Otherwise weights would meet the wrong record, records have a KL term, the reference have the
+    adapter on (as in the released code), micro-batches be averaged twice, or shared prompts be
+    mixed up."""
     monkeypatch.setattr("model.packing.LONG", long)  # tokens from which a prompt is shared
     monkeypatch.setattr(grpo, "GRAD_CLIP", 1e9)
     policy, lam, kl_coef = tiny_policy(), 3.0, 0.3
@@ -100,7 +102,8 @@ def test_gradient_is_that_of_the_weighted_imitation_loss(budget, long, monkeypat
 
 
 def test_each_step_is_penalised_on_another_part_of_the_sample(monkeypatch):
-    """The rest of the sample would drift freely, or be held to another text's log-probs."""
+    """Otherwise the rest of the sample would drift freely, or be held to another text's
+    log-probs."""
     parts = []
 
     def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts, initial):
@@ -117,8 +120,8 @@ def test_each_step_is_penalised_on_another_part_of_the_sample(monkeypatch):
 
 
 def test_nothing_new_to_learn_from_is_a_no_op():
-    """Old records alone would be trained on, with nothing new to speak for them; an empty band
-    would crash the epoch or move the simulator on stale momentum."""
+    """Otherwise the simulator would train on old records only, or move on stale momentum; or an
+    empty band would end the run."""
     policy = tiny_policy()
     optimizer = policy.optimizer("env", 1e-2)
     update(policy, optimizer)
@@ -132,7 +135,8 @@ def test_nothing_new_to_learn_from_is_a_no_op():
 
 
 def test_cap_undoes_the_step_that_crosses_it_bit_for_bit(monkeypatch):
-    """The cap would only be reported: parameters, momentum and step count must be as before."""
+    """Otherwise the cap would only be reported: parameters, momentum and step count must be as
+    before."""
     def run(cap, n):
         monkeypatch.setattr(rwr, "whole_passes", lambda *_: [[0, 1, 2], [3, 4, 5]][:n])
         policy = tiny_policy()
@@ -151,8 +155,8 @@ def test_cap_undoes_the_step_that_crosses_it_bit_for_bit(monkeypatch):
 
 
 def test_a_first_step_across_the_cap_is_undone_and_ends_the_update(monkeypatch):
-    """The first step is the largest of Adam: it would slip through, or leave half a state behind.
-    And nan > cap is false: a diverged simulator would be kept."""
+    """Otherwise the first step, Adam's largest, would slip through, or leave half a state behind;
+    and as nan > cap is false, a diverged simulator would be kept."""
     kls = iter([0.5, math.nan, 0.5])  # to the initial simulator, of a first step, of a second one
     monkeypatch.setattr(rwr, "mean_kl", lambda *_: next(kls))
     policy = tiny_policy()
@@ -164,7 +168,7 @@ def test_a_first_step_across_the_cap_is_undone_and_ends_the_update(monkeypatch):
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_the_next_ones_are_made(monkeypatch):
-    """One NaN would stay in the weights for good, or end the update uncounted."""
+    """Otherwise one NaN would stay in the weights for good, or end the update uncounted."""
     w, [first, *others] = torch.ones(6), whole_passes(6, 1, 2, seeded())
     w[first] = math.nan  # the records of the first of three steps
     monkeypatch.setattr(rwr, "rwr_weights", lambda *_: w)
@@ -176,7 +180,8 @@ def test_a_step_that_is_not_finite_is_skipped_and_the_next_ones_are_made(monkeyp
 
 
 def test_rwr_on_a_categorical_simulator_finds_the_reweighted_distribution():
-    """The point of the whole update: pi <- pi_0 exp(lam R_env) / Z, here in closed form."""
+    """Otherwise the update would miss its point: pi <- pi_0 exp(lam R_env) / Z, here in closed
+    form."""
     lam, counts, r_env = 6.0, [20, 40, 13, 27, 7], [0.61, 1.0, 0.75, 0.97, 0.88]  # 107 texts
     table = TablePolicy(torch.tensor(counts, dtype=torch.float64).log()[None], "env")
     initial = table.probs()[0]

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from curriculum import reward_bell, success_rate
+from curriculum import reward_bell
 from grpo import group_advantages, surrogate
 
 K = 40  # answers of the toy policy
@@ -45,7 +45,8 @@ def simulated(logits, reward, G=4000):
 
 @pytest.mark.parametrize("spread", [0.0, 0.5, 1.0])
 def test_prop_1_bounds_hold_for_every_success_rate(spread):
-    """C_min p(1-p) <= E||g||^2 <= C_max p(1-p), with a simulation's error on both sides."""
+    """Otherwise C_min p(1-p) <= E||g||^2 <= C_max p(1-p) would not hold, within a simulation's
+    error on both sides."""
     for successes in (2, 8, 14, 20, 26, 32, 38):
         logits, reward = table(successes, spread, seed=successes)
         p, c_min, c_max = exact(logits, reward)
@@ -57,7 +58,8 @@ def test_prop_1_bounds_hold_for_every_success_rate(spread):
 
 
 def test_prop_1_gradient_signal_peaks_at_one_half():
-    """With a score norm that does not depend on p the signal is a parabola whose top is at 1/2."""
+    """Otherwise the signal would peak elsewhere: with a score norm that does not depend on p it is
+    a parabola whose top is at 1/2."""
     rates = [k / K for k in range(0, K + 1, 4)]
     signal = [simulated(*table(round(p * K), 0.0))[0] for p in rates]
     assert rates[signal.index(max(signal))] == 0.5
@@ -84,7 +86,8 @@ def misranked(p1, p2, n, alpha):
 @pytest.mark.parametrize("p1, p2, alpha", [(0.5, 0.9, 0.5), (0.45, 0.05, 0.5), (0.6, 0.95, 0.5),
                                            (0.7, 0.3, 0.75)])
 def test_thm_1_misranking_stays_under_its_bound(p1, p2, alpha):
-    """R_env of measured success rates would rank task types worse than the theorem allows."""
+    """Otherwise R_env of measured success rates would rank task types worse than the theorem
+    allows."""
     numbers = (8, 16, 40, 80, 160)
     delta = abs(p2 - alpha) - abs(p1 - alpha)
     bounds = [4 * math.exp(-2 / 9 * delta ** 2 * n) for n in numbers]  # Eq. 9
@@ -93,12 +96,3 @@ def test_thm_1_misranking_stays_under_its_bound(p1, p2, alpha):
     assert rates[0] > 0.002  # few rollouts do misrank
     assert rates == sorted(rates, reverse=True)
     assert bounds[-1] < 1 - rates[-1]  # the reversed order would break it
-
-
-def test_r_env_of_a_measured_success_rate_is_biased_downwards_near_alpha():
-    """Var p_hat = p(1-p)/n costs about beta p(1-p)/n: what more rollouts buy."""
-    g = torch.Generator().manual_seed(0)
-    for n in (8, 32):
-        hits = torch.rand(4000, n, generator=g) < 0.5
-        mean = sum(reward_bell(success_rate(row), 0.5, 2.0) for row in hits.float().tolist()) / 4000
-        assert 1 - mean == pytest.approx(2.0 * 0.25 / n, rel=0.2)

@@ -64,7 +64,8 @@ def score(world, task, text):
 
 
 def test_tasks_are_plain_json_and_their_gold_earns_one_after_a_round_trip(world):
-    """Pools, checkpoints and the export would lose what JSON cannot hold, or score it otherwise."""
+    """Otherwise pools, checkpoints and the export would lose what JSON cannot hold, or score it
+    differently."""
     tasks = some_tasks(world, 10 ** 6)
     assert len({task.id for task in tasks}) == len(tasks) >= 6
     for task in some_tasks(world):
@@ -74,8 +75,8 @@ def test_tasks_are_plain_json_and_their_gold_earns_one_after_a_round_trip(world)
 
 
 def test_held_out_tasks_are_refused(world):
-    """Validation would measure what was trained on. That no base task is one says try_world,
-    below."""
+    """Otherwise validation would measure what was trained on. That no base task is held out,
+    try_world checks below."""
     held_out = held_out_keys(world)
     for split in ("validation", "tuning"):
         for task in world.validation_tasks(split)[:20]:
@@ -83,7 +84,7 @@ def test_held_out_tasks_are_refused(world):
 
 
 def test_prompts_say_an_unknown_success_otherwise_than_any_known_one(world):
-    """The simulator was told 'never solves it' of tasks that nobody had tried."""
+    """Otherwise the simulator would read 'never solves it' of tasks that nobody has tried."""
     for task in some_tasks(world, 5):
         prompts = [world.env_prompt(task, p) for p in (None, 0.0, 0.5, 1.0)]
         assert len({json.dumps(prompt) for prompt in prompts}) == 4
@@ -98,7 +99,7 @@ def mutated(text, rng):
 
 
 def test_hostile_texts_are_refused_for_a_reason_that_is_counted(world):
-    """A model under training writes anything; one odd text would end the run."""
+    """Otherwise one odd text would end the run: a model under training writes anything."""
     rng, refused = random.Random(0), 0
     seed_tasks, held_out = some_tasks(world), held_out_keys(world)
     good = [form for t in seed_tasks for form in (t.text, json.dumps({"task": t.text, **t.spec}))]
@@ -123,7 +124,8 @@ def test_hostile_texts_are_refused_for_a_reason_that_is_counted(world):
 
 
 def test_worlds_are_found_by_name():
-    """No list to keep: a module with a class World is a world, its helpers are not."""
+    """Otherwise a list would have to be kept: a module with a class World is a world, its helpers
+    are not."""
     assert {"household", "ladder", "tool_calls"} <= set(worlds.world_names())
     for name in ("chess", "", "../x", "os", "a.b"):
         user_error("unknown world .*ladder.*tool_calls", load_world, name)
@@ -148,7 +150,7 @@ def copied(tmp_path, monkeypatch):
 
 @pytest.mark.slow
 def test_a_copy_of_the_template_runs_a_loop(copied):
-    """The promise to whoever forks: one file, no other line."""
+    """Otherwise a fork would need more than one file."""
     out = copied("super().__init__(o)", "pass") / "run"  # a world may forget it
     small = "--threads 1 --epochs 1 --steps 1 --seed-tasks 4 --val-samples 1 --rank 4".split()
     assert genenv.main(["--world", "copied", "--out", str(out), *small]) == 0
@@ -173,7 +175,8 @@ def test_a_copy_of_the_template_runs_a_loop(copied):
     ('number, "base", HELD_OUT)', 'number, "base")', "is among the"),
     ('} ="', '}" + " ="*64', "model reads")])
 def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said):
-    """It would end the run after an epoch, with a traceback, or train on held-out tasks."""
+    """Otherwise it would end the run after an epoch, with a traceback, or train on held-out
+    tasks."""
     copied(old, new)
     def start():
         probe.open_world(parse_options(["--world", "copied"])).load_policy()
@@ -184,7 +187,7 @@ def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said)
 
 
 def test_a_prompt_that_holds_the_answer_is_told_before_the_run(world, copied, capsys):
-    """Success would be 1 from the start, and mean nothing."""
+    """Otherwise success would be 1 from the start, and mean nothing."""
     probe.try_world(world)
     assert "right answer is in" not in capsys.readouterr().out  # in no world of ours
     if world.o.world == "template":
@@ -194,8 +197,8 @@ def test_a_prompt_that_holds_the_answer_is_told_before_the_run(world, copied, ca
 
 
 def test_models_that_lose_text_are_refused():
-    """A tokenizer that changes letters or drops signs makes right answers wrong, on every task of
-    the run."""
+    """Otherwise right answers would be wrong on every task of a run, as the tokenizer changes
+    letters or drops characters."""
     def encode(prompt):  # a token is a sign
         if isinstance(prompt, str):
             return prompt
@@ -224,7 +227,7 @@ TEMPLATE = made("template")
 
 
 def test_a_world_may_say_what_counts_as_the_same():
-    """A rewording is a copy although its id is another."""
+    """Otherwise a rewording would be no copy, as its id is another."""
     world = SimpleNamespace(same_task_key=lambda task: ("also", "same"),
                             leaks=lambda task: "answer leaked")
     for seed_task, held_out, reason in ((SEED, set(), "copy of the seed"),
@@ -235,14 +238,14 @@ def test_a_world_may_say_what_counts_as_the_same():
 
 @pytest.mark.parametrize("spec", [{"<bos>": 1}, {"deep": [{"list": ["a", ["x<pad>"]]}]}])
 def test_control_tokens_are_refused_wherever_they_are_spelt(spec):
-    """Encoded again they would close the user's turn and speak for the assistant."""
+    """Otherwise, encoded again, they would close the user's turn and speak for the assistant."""
     raised(InvalidTask, "^special tokens$", check_task, TEMPLATE, Task("do it", spec), SEED, set(),
            toy_tokenizer())
 
 
 def test_what_the_simulator_writes_is_checked_and_counted_once():
-    """Copies, held-out tasks, duplicates and control tokens, drawn or spelt, would be trained
-    on."""
+    """Otherwise copies, held-out tasks, duplicates and control tokens, drawn or spelt, would be
+    trained on."""
     texts = ["inc 1 2 4", "inc 1 2 3", "neg 1 2 3", "inc 1 2 4", "what", "dbl 1 1 1"]
     def reasons(*policies, limit="", o=TEMPLATE.o):
         rollouts = [Rollout(0, [], [text], limit=limit) for text in texts]
@@ -260,7 +263,7 @@ def test_what_the_simulator_writes_is_checked_and_counted_once():
 
 
 def test_an_answer_with_a_drawn_control_token_earns_nothing():
-    """`decode` does not show it: GRPO would reinforce it."""
+    """Otherwise GRPO would reinforce it: `decode` does not show it."""
     gold = TEMPLATE.gold(OTHER)
     writer = Speaker([gold, gold + " "], spoilt=[gold + " "])
     rollouts, texts = play(TEMPLATE, TEMPLATE.o, writer, "agent", [OTHER], 2, 1.0, None)
@@ -269,7 +272,7 @@ def test_an_answer_with_a_drawn_control_token_earns_nothing():
 
 
 def test_a_teachers_file_passes_the_same_checks(tmp_path):
-    """A teacher's task would otherwise be the one way for a held-out task to be trained on."""
+    """Otherwise a teacher's file would be the one way for a held-out task to be trained on."""
     path, held_out = tmp_path / "teacher.jsonl", task_keys(TEMPLATE, HELD)
     path.write_text(json.dumps({"text": OTHER.text}) + "\n")
     [task] = read_teacher(TEMPLATE, path, held_out)
