@@ -157,7 +157,7 @@ def load(run):
     path = run.folder / "checkpoint.pt"
     if path.is_file():
         saved = read(path)
-        check_origin(saved["origin"], run.origin)
+        check_origin(saved["origin"], run.origin, run.o.alpha_schedule)
         last_epoch = saved["state"]["epoch"] - 1
         if last_epoch > run.o.epochs:
             raise UserError(f"--epochs is {run.o.epochs}: {run.folder} has come to epoch "

@@ -156,7 +156,8 @@ def agent_figures(run, env_stats: dict) -> dict:
     for key in ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens", "mismatch"):
         figures[key] = mean(stats[key] for stats in state.agent if stats[key] is not None)
     # steps that were left out, as they were not finite
-    figures["skipped_steps"] = total(stats["skipped_steps"] for stats in state.agent)
+    skipped = [stats["skipped_steps"] for stats in state.agent]
+    figures["skipped_steps"] = sum(skipped) if skipped else None
     # whether an update of one player moved the other one as well
     moved = [stats["other_moved"] for stats in (*state.agent, env_stats) if "other_moved" in stats]
     figures["other_adapter_moved"] = any(moved) if moved else None
@@ -303,12 +304,6 @@ def mean(values) -> float | None:
     """Return the mean of what was measured; None stands for what was not, and for no mean."""
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
-
-
-def total(values) -> int | None:
-    """Return the sum, None for nothing."""
-    numbers = list(values)
-    return sum(numbers) if numbers else None
 
 
 def entropy(labels) -> float | None:

@@ -368,8 +368,6 @@ def check_models(o):
     """Models as far as their names and folders say, and what a chat template is given."""
     if o.env_model and not o.model:
         raise wrong_option("env_model", o.env_model, "it needs the agent's --model: give both")
-    if o.quant and not o.model:  # the embedded worlds' models are tiny
-        raise wrong_option("quant", o.quant, "it packs the weights of a --model: name one")
     with one_line("--chat-template-kwargs"):
         kwargs = json.loads(o.chat_template_kwargs or "{}")
     if not isinstance(kwargs, dict):
@@ -428,4 +426,7 @@ class Parser(argparse.ArgumentParser):
         word = re.split("[ =]", unknown)[0]  # the dashes count
         for near in get_close_matches(word, self._option_string_actions, 1, 0.7):
             message += f": did you mean {near}?"
+        for name in world_names():
+            if word and word[2:].replace("-", "_") in load_world(name).OPTIONS:
+                message += f": an option of --world {name}"
         raise UserError(f"{message} ({self.prog} --help)")

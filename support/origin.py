@@ -100,34 +100,27 @@ def base_digest(policy) -> str:
 
 
 def origin(o, policy) -> dict:
-    """Return what a run begins with. policy: the agent's."""
-    options = {name: value for name, value in flat(o).items() if name not in NOT_COMPARED}
-    hashes = inputs(o)
+    """Return what a run begins with: what has to stay, and what may change. policy: the agent's."""
+    fixed = {"the kind of device": policy.device.type, **inputs(o)}
     if not o.model:
-        hashes["the world's base model"] = base_digest(policy)
-    return {"options": options, "inputs": hashes, "code": o.code,
-            "device": policy.device.type, "epochs": o.epochs}
+        fixed["the world's base model"] = base_digest(policy)
+    for name, value in flat(o).items():
+        if name not in NOT_COMPARED:
+            fixed[f"{name} in config.json"] = value
+    return {"fixed": fixed, "code": o.code, "epochs": o.epochs}
 
 
-def check_origin(then: dict, now: dict):
-    """Raise UserError if an option, a file of tasks, a model or the kind of device is not that
-    which the run began with. Print which code is not, and whether a schedule may bend. then, now:
-    as `origin` returns them."""
-    for name, value in then["options"].items():
-        if now["options"].get(name) != value:
-            raise UserError(f"config.json has {name} {now['options'].get(name)!r}, but this run "
-                            f"began with {value!r}: restore it, or start a new run")
-    if now["device"] != then["device"]:
-        raise UserError(f"this run began on a {then['device']}, here is a {now['device']}: resume "
-                        "it on such a machine")
-    for name, digest in then["inputs"].items():
-        if now["inputs"].get(name) != digest:
-            raise UserError(f"{name} is not what this run began with: restore it, or start a new "
-                            "run")
+def check_origin(then: dict, now: dict, schedule: str):
+    """Raise UserError if a run did not begin with what is there now. Print which code was edited,
+    and whether the schedule may bend. then, now: as `origin` returns them."""
+    for name, value in then["fixed"].items():
+        present = now["fixed"].get(name)
+        if present != value:
+            raise UserError(f"{name} is {present}, but this run began with {value}: restore it, or "
+                            "start a new run")
     edited = [name for name, hashes in now["code"].items() if then["code"].get(name) != hashes]
     if edited:
         print(f"edited since this run began: {', '.join(edited)}")
-    schedule = now["options"]["alpha_schedule"]
     if now["epochs"] != then["epochs"] and schedule != "constant":
         print(f"--epochs was {then['epochs']} and is {now['epochs']}: if --alpha-schedule {schedule} "
               "follows the length of the run, alpha leaves its former course here")

@@ -13,6 +13,8 @@ TOOLS = ["--world", "tool_calls", "--tools", "list.json"]
 WARM = ["warm-start", "--out", "{tmp}/m"]
 MISTAKES = {  # (argv, the option or file that the line must name)
     "option misspelt": (["--epoch", "3"], "--epochs"),
+    "option of another world": (["--families", "tower"], "--world gym"),
+    "four bits of a tiny model": (["--quant", "nf4", "--model", "worlds/base/ladder"], "--quant"),
     "nan": (["--agent-lr", "nan"], "--agent-lr"),
     "one rollout": (["--G", "1"], "--G"),
     "nothing in the band": (["--G", "3", "--k-min", "0.1"], "--k-min"),

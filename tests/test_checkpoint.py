@@ -289,7 +289,7 @@ def test_files_of_another_run_are_refused(name, copy, tmp_path, small_ladder, ca
 def test_a_checkpoint_of_another_kind_of_device_is_refused(copy, capsys):
     """Otherwise the reason given would be the options: a GPU's generator is another one."""
     saved = checkpoint.read(copy / "checkpoint.pt")
-    saved["origin"]["device"] = "cuda"
+    saved["origin"]["fixed"]["the kind of device"] = "cuda"
     saved["generators"][1] = saved["generators"][1][:16]
     checkpoint.write(copy / "checkpoint.pt", saved)
     one_line(capsys, resume(copy, "--epochs", "4"), "cuda", "cpu")

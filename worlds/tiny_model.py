@@ -174,8 +174,8 @@ class TinyWorld(worlds.World):
             raise UserError(f"--world {self.NAME} is for its own small models, {o.model} is none: "
                             f"python -m worlds.{self.NAME} train SEED FOLDER makes one")
         if o.base_tasks or o.validation_tasks:
-            raise UserError(f"the world {self.NAME} makes its tasks: no --base-tasks or "
-                            "--validation-tasks")
+            raise UserError(f"--world {self.NAME} makes its own tasks: --base-tasks and "
+                            "--validation-tasks need another world, such as --world tool_calls")
 
     @classmethod
     def defaults(cls, asked: dict) -> dict:
