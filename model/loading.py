@@ -271,8 +271,8 @@ def check_base(folder, model: str):
     else:  # a hub name and a folder may hold the same weights
         same = name == model or Path(name).is_dir() != Path(model).is_dir()
     if not same:
-        raise UserError(f"the adapter {folder} was trained on {name}, not on {model}: "
-                        "give that as the model")
+        raise UserError(f"the adapter {folder} was trained on other weights ({name}) than those of "
+                        f"{model}: give those as the model")
     if not comparable and name != model:
         print(f"the adapter {folder} was trained on {name}, whose weights cannot be compared with "
               f"those of {model}")

@@ -116,8 +116,8 @@ def check_origin(then: dict, now: dict, schedule: str):
     for name, value in then["fixed"].items():
         present = now["fixed"].get(name)
         if present != value:
-            raise UserError(f"{name} is {present}, but this run began with {value}: restore it, or "
-                            "start a new run")
+            raise UserError(f"{name} was {value!s:.20} when this run began and is {present!s:.20}: "
+                            "restore it, or start a new run")
     edited = [name for name, hashes in now["code"].items() if then["code"].get(name) != hashes]
     if edited:
         print(f"edited since this run began: {', '.join(edited)}")
