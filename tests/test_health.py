@@ -4,6 +4,8 @@
 
 The records are made by hand, six epochs of them; every check looks at every epoch.
 """
+from types import SimpleNamespace
+
 import pytest
 
 import genenv
@@ -75,3 +77,31 @@ def test_entropy_is_of_drawn_tokens_alone():
     rollouts = [Rollout(0, [1], [2, 3, 4], [-1.0, -9.0, -2.0], "", [True, False, True]),
                 Rollout(0, [1], [2], [-0.5])]
     assert measure.surprise(rollouts) == 3.5
+
+
+def figures_of(agent, env_stats):
+    """The agent's and the simulator's figures of an epoch without attempts. agent: statistics of
+    its updates."""
+    state = SimpleNamespace(trials=[], agent=agent, surprise=0.0, written=0, invalid={})
+    run = SimpleNamespace(state=state, o=genenv.Options(), world=None)
+    return measure.agent_figures(run, env_stats) | measure.simulator_figures(run, [], env_stats)
+
+
+def test_a_mean_is_of_what_was_measured():
+    """Otherwise an update without a mixed group would halve a mismatch that deserves a warning."""
+    measured = dict(kl=0.02, clip_fraction=0.0, grad_norm=1.0, zero_variance=0.5, trained_tokens=8,
+                    mismatch=0.04, skipped_steps=1, other_moved=False)
+    silent = dict(dict.fromkeys(measured), zero_variance=1.0, trained_tokens=0, skipped_steps=0,
+                  other_moved=False)
+    figures = figures_of([measured, silent], {"env_steps": 3})
+    assert (figures["mismatch"], figures["kl"], figures["grad_norm"]) == (0.04, 0.02, 1.0)
+    assert (figures["zero_variance"], figures["trained_tokens"]) == (0.75, 4)
+    assert (figures["skipped_steps"], figures["other_adapter_moved"]) == (1, False)
+    assert figures_of([silent], {})["mismatch"] is None
+
+
+def test_what_no_update_measured_is_unknown():
+    """Otherwise epoch 0, and a variant without a simulator, would record an update of 0 steps."""
+    figures = figures_of([], {"env_kept": 0})
+    counts = figures.pop("written"), figures.pop("invalid")
+    assert counts == (0, {}) and set(figures.values()) == {None}

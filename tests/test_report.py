@@ -4,6 +4,7 @@
 """
 import json
 import re
+import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -130,6 +131,23 @@ def test_the_histogram_has_each_epochs_shares_and_the_band():
     assert heights.tolist() == [-0.25, 0.25, 0.75, 1.25]  # 0, 1/2 and 1 lie in the middle
     edges = [line.get_ydata().tolist() for line in axis.lines]
     assert edges == [[0.25] * 3, [0.75] * 3]
+
+
+def test_a_setting_has_one_colour_in_every_figure():
+    """Otherwise a setting that lacks a metric would lend its colour to the next one; and a single
+    run would seem to have an error."""
+    line, pair = [(0, [0.5]), (1, [0.6])], [(0, [0.5, 0.7])]
+    axis = figures.curves({"a": [], "b": line, "c": pair}, "share").axes[0]
+    single, several = axis.containers
+    assert (single.lines[0].get_color(), several.lines[0].get_color()) == ("C1", "C2")
+    assert not single.has_yerr and several.has_yerr
+
+
+def test_the_closing_command_can_be_pasted(tmp_path):
+    """Otherwise a folder with a blank in its name would be two words to a shell."""
+    run = SimpleNamespace(history=[record(0)], o=genenv.Options(), folder=tmp_path / "my run")
+    *_, folder, _ = shlex.split(screen.closing_words(run).splitlines()[-1])
+    assert folder == str(run.folder)
 
 
 def test_a_legend_holds_every_run_and_tells_all_apart():
