@@ -1,4 +1,4 @@
-"""Stop at any moment and go on to the bit: run folders and their locks, checkpoints, signals.
+"""Stop at any moment and resume to the bit: run folders and their locks, checkpoints, signals.
 
 Usage: `python genenv.py --resume --out runs/000-genenv`. checkpoint.pt is written at the end of
 every epoch, and after the current step on SIGINT or SIGTERM. It holds both adapters and optimisers,
@@ -38,8 +38,8 @@ FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 
 @contextmanager
 def claimed_folder(o):
-    """Within: the folder of a run and its lock, held until it is closed. A folder that was made for
-    a run which then cannot begin is removed again. Raises UserError rather than overwrite one."""
+    """Yield the folder of a run and its lock, held until it is closed. Remove a folder that was
+    made for a run which then cannot begin. Raise UserError rather than overwrite a run."""
     is_new = not o.out or not Path(o.out).exists()
     folder = choose_folder(o)
     try:
@@ -78,7 +78,7 @@ def next_free_folder(variant: str) -> Path:
 
 def lock_folder(folder: Path):
     """Return the folder's lock, an open file: held until it is closed or the process is dead.
-    Raises UserError if another program is at work there, or if the disk knows no locks."""
+    Raise UserError if another program is at work there, or if the disk knows no locks."""
     handle = open(folder / "lock", "ab")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -97,7 +97,7 @@ def resume_command(folder) -> str:
 
 
 def _read(path) -> bytes:
-    """All of a file; nothing if there is none."""
+    """Return all of a file; nothing if there is none."""
     return path.read_bytes() if path.is_file() else b""
 
 
@@ -110,7 +110,7 @@ def _sha256(data) -> str:
 
 
 def write(path, state: dict):
-    """torch.save, whole or not at all; before it the hash of its bytes."""
+    """Save a state, whole or not at all; a hash of its bytes precedes it."""
     # into memory first: torch's own writer hides that a disk is full
     buffer = BytesIO()
     torch.save(state, buffer)
@@ -118,12 +118,12 @@ def write(path, state: dict):
 
 
 def read(path) -> dict:
-    """What `write` wrote. Raises UserError if a bit of it has changed."""
+    """Return what `write` wrote. Raise UserError if a bit of it has changed."""
     data = Path(path).read_bytes()
     digest, state = data[:64], data[64:]
     if digest != _sha256(state).encode():
         raise UserError(f"{path} is damaged, {len(data)} bytes long: put a whole copy in its place")
-    # of Python's own classes and these, no other: a file from elsewhere can run no code
+    # only these classes and Python's own: a file from elsewhere cannot run code
     with torch.serialization.safe_globals([EnvRecord, Rollout, Task, Trace, Trial]):
         return torch.load(BytesIO(state), weights_only=True, map_location="cpu")
 
@@ -151,8 +151,8 @@ def load(run):
     """Put adapters, optimisers, generators and the progress of the epoch back into `run`, and cut
     the append-only files back to what the checkpoint knows. Nothing is cut before all is checked.
 
-    A run killed before its first checkpoint starts from the beginning. Raises UserError naming the
-    file or model that is not what this run read or wrote.
+    A run killed before its first checkpoint starts from the beginning. Raise UserError naming what
+    this run did not begin with, or did not write.
     """
     path = run.folder / "checkpoint.pt"
     if path.is_file():
@@ -180,7 +180,7 @@ def load(run):
 
 
 def check_files(folder: Path, files: dict):
-    """Raises UserError unless each of FILES begins with what it held when the checkpoint was made.
+    """Raise UserError unless each of FILES begins with what it held when the checkpoint was made.
     files: {name: [its size then, its hash then]}."""
     for name, (size, digest) in files.items():
         data = _read(folder / name)
@@ -192,7 +192,7 @@ def check_files(folder: Path, files: dict):
 
 
 def check_nothing_to_lose(folder: Path):
-    """Raises UserError if a folder without a checkpoint is more than what a run leaves that was
+    """Raise UserError if a folder without a checkpoint is more than what a run leaves that was
     killed in epoch 0."""
     trained = _read(folder / "metrics.jsonl").count(b"\n") > 1
     # epoch 0 writes no env.jsonl
@@ -219,7 +219,7 @@ def restore(run, saved: dict):
 
 @contextmanager
 def stop_signals(run):
-    """Within: SIGINT and SIGTERM only note that the run is to stop; a second one stops at once."""
+    """Within, SIGINT and SIGTERM only ask the run to stop; a second one stops at once."""
     def note(number, frame):
         if run.stop:
             raise KeyboardInterrupt
@@ -243,8 +243,8 @@ def stop_signals(run):
 
 
 def stop_if_asked(run, steps=1):
-    """After a step of an epoch, or before its first (steps: 0): save and raise Stopped if a signal
-    came."""
+    """Save and raise Stopped if a signal came: after a step of an epoch, or before its first
+    (steps: 0)."""
     if run.stop and run.state.epoch <= run.o.epochs:
         run.state.step += steps  # the index of the step just made becomes a count
         run.count_seconds()

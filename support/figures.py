@@ -74,7 +74,7 @@ SECTIONS = {  # {heading: its panels}
               "Longer tasks take longer responses. Near --max-response-tokens they are cut off and "
               "earn nothing."),
         Panel("KL", "nats per token",
-              {"env_kl": "simulator", "env_kl_step": "its last update alone", "kl": "agent"},
+              {"env_kl": "simulator", "env_kl_step": "its last update", "kl": "agent"},
               "How far a model has moved from its start. Above 2, do not trust it. Settings are "
               "compared by the simulator's."),
     ],
@@ -233,7 +233,7 @@ def p_hat_by_epoch(counts: list, band: dict):
 
 
 def standard_error(values) -> float:
-    """Of the mean of values; 0 for a single one, which says nothing of others."""
+    """Return that of the mean of values; 0 for a single one, which shows nothing of others."""
     if len(values) == 1:
         return 0.0
     return stdev(values) / len(values) ** 0.5

@@ -1,7 +1,7 @@
 """When co-evolution goes wrong, say so: plain-word warnings from the metrics.
 
 Paper: none of it. The failure modes are those that users of such systems report (collapse,
-starvation); TROUBLESHOOTING.md says more of each.
+starvation); TROUBLESHOOTING.md has more on each.
 
 Usage: metrics.py calls `warnings` once per epoch. To add a check, write a function of the epoch's
 record, the records of the epochs before it and the options that returns a sentence, what was found
@@ -40,7 +40,7 @@ def collapse(r, history, o) -> str:
     if valid <= 0.1 * r["written"]:
         return ""  # nothing to judge by: "invalid" speaks
     if o.variant == "static":
-        return ""  # it writes in epoch 0 alone, more than are tried there
+        return ""  # it writes only in epoch 0, more than are tried there
     few_tasks = r["distinct_tasks"] < 0.2 * valid
     first = history[1] if len(history) > 1 else r
     bits = r["skill_entropy"] or 0  # no new task, no skill
@@ -158,7 +158,7 @@ def above(threshold: float, figure) -> bool:
 
 def warnings(record: dict, history: list, o) -> list[dict]:
     """Return all warnings that hold for this epoch: each its "name", and a "text" of one sentence
-    that says what was found and what to change.
+    on what was found and what to change.
 
     record: the epoch's metrics (metrics.epoch_record); history: the records of earlier epochs.
     """

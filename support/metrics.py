@@ -9,7 +9,7 @@ screen.py show the record, health.py judges it. `interval` is for runs over seve
 
 Deviations: `validation` is the mean over several sampled attempts per task, which moves smoothly;
 `validation_greedy` is the usual single attempt at temperature 0. A figure that an epoch did not
-measure is null in its record; validation alone is repeated until it is measured again.
+measure is null in its record; only validation is repeated until it is measured again.
 """
 import math
 from collections import Counter
@@ -234,7 +234,7 @@ def new_trials(state) -> list:
     new = []
     for trial in state.trials:
         origin, epoch = trial.task.origin, trial.task.epoch
-        # ready-made tasks are drawn anew in every epoch
+        # ready-made tasks are drawn again in every epoch
         if origin != "base" and (epoch == state.epoch or origin != "env"):
             new.append(trial)
     return first_trials(new)
@@ -261,7 +261,7 @@ def samples(run, n=8) -> list:
 
 
 # ---------------------------------------------------------------------------------------------
-# while an epoch goes on
+# during an epoch
 
 
 @contextmanager
@@ -301,7 +301,7 @@ def peak_memory(peaks: dict, phase: str):
 
 
 def mean(values) -> float | None:
-    """Return the mean of what was measured; None stands for what was not, and for no mean."""
+    """Return the mean of what was measured; None is what was not, and no mean."""
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
 

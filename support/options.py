@@ -1,9 +1,8 @@
 """Options of a run: the command line, presets and checks.
 
 Usage: `parse_options(argv)` makes Options; defaults come from the fields below, then from the
-world, then from the preset, and what is given on the command line wins. A run that goes on has the
-options in its config.json. A world may bring options of its own (worlds/__init__.py). Nothing here
-loads torch: --help and mistakes are answered at once.
+world, then from the preset, and the command line wins. A resumed run has the options in its
+config.json. A world may bring options of its own (worlds/__init__.py).
 
 Deviations of the 7B presets from the paper:
 
@@ -40,7 +39,7 @@ class Options:
     out: str = ""
     """run folder; empty: the next free runs/NNN-VARIANT"""
     resume: bool = False
-    """go on with the run in --out from its checkpoint"""
+    """resume the run in --out from its checkpoint"""
     variant: str = "genenv"
     """genenv; random: untrained simulator; the others: none"""
     world: str = "ladder"
@@ -169,7 +168,7 @@ PRESETS = {  # only what differs from the defaults, those of the world included
 CHOICES = {"variant": ("genenv", "random", "static", "teacher", "base"), "quant": ("", "nf4"),
            "p_hat_unit": ("task", "seed", "batch"), "dtype": ("auto", "bf16", "fp32")}
 MOST = 1e18
-# lowest and highest value of an option; what holds for other numbers says check_ranges
+# lowest and highest value of an option; check_ranges has the rule for all others
 RANGES = {"alpha": (0.001, 0.999), "alpha_end": (0.001, 0.999), "base_share": (0, 1),
           "k_min": (0, 1), "temperature": (0.001, 1000), "agent_lr": (1e-12, 1),
           "env_lr": (1e-12, 1), "epochs": (0, MOST), "threads": (0, os.cpu_count() or 1),
@@ -221,7 +220,7 @@ def texts_of_fields(kind) -> dict:
 
 
 def add_option(p, name, default, text, values):
-    """One option of the type of its default. values: those it may take, None if any will do."""
+    """Add one option of the type of its default. values: those it may take, None if any will do."""
     if values:
         text += f" [{', '.join(str(value) for value in values if value != '')}]"
     if default not in ("", False):
@@ -235,13 +234,13 @@ def add_option(p, name, default, text, values):
 
 
 def flag(name: str) -> str:
-    """An option as it is typed."""
+    """Return an option as it is typed."""
     return "--" + name.replace("_", "-")
 
 
 def choices(world) -> dict:
-    """{option: the values that it may take}, of those that may not take any. Functions of
-    curriculum.py and worlds, a user's own included, are found where they stand."""
+    """Return {option: the values that it may take}, of those that are limited. Functions of
+    curriculum.py and worlds, a user's own included, are found by their names."""
     names_of = {**CHOICES, "world": world_names()}
     for name, prefix in NAMED.items():
         names_of[name] = curriculum.functions(prefix)
@@ -252,8 +251,8 @@ def choices(world) -> dict:
 
 
 def parse_options(argv) -> Options:
-    """Command line -> Options. Raises UserError for unknown options, values that cannot work, and
-    options that a resumed run must not change."""
+    """Return the Options of a command line. Raise UserError for unknown options, values that cannot
+    work, and options that a resumed run must not change."""
     # four options decide which others there are
     early = Parser(prog="python genenv.py", add_help=False)
     early.add_argument("--preset", choices=PRESETS)
@@ -264,7 +263,7 @@ def parse_options(argv) -> Options:
     preset, saved = PRESETS.get(first.preset, {}), {}
     if first.resume:
         if not first.out:
-            raise UserError("--resume needs --out RUN: which run folder is to go on?")
+            raise UserError("--resume needs --out RUN: which run is to be resumed?")
         saved = flat(saved_options(first.out))
     world = load_world(saved.get("world") or first.world or preset.get("world", Options.world))
     if "world" in preset and not issubclass(world, load_world(preset["world"])):
@@ -281,7 +280,7 @@ def parse_options(argv) -> Options:
     for name in saved.keys() - values.keys():
         raise UserError(f"{first.out} has the option {name!r}, which this version lacks: resume it "
                         "with the version that made it")
-    values.update(saved)  # a run that goes on keeps what it began with
+    values.update(saved)  # a resumed run keeps what it began with
     values.update(preset)
     values.update(given)  # the command line wins
     for name in sorted(saved.keys() - MAY_CHANGE):
@@ -295,22 +294,22 @@ def parse_options(argv) -> Options:
 
 
 def flat(o: Options) -> dict:
-    """{option: value}, those of the world among the others."""
+    """Return {option: value}, those of the world among the others."""
     values = asdict(o)
     return values.pop("world_options") | values
 
 
 def saved_options(folder) -> Options:
-    """The options of a run by its folder. Raises UserError if there are none, or if another version
-    wrote them."""
+    """Return the options of a run by its folder. Raise UserError if there are none, or if another
+    version wrote them."""
     path = Path(folder, "config.json")
     if not path.is_file():
-        raise UserError(f"{folder} is no run folder, or its run has not begun: no config.json")
-    with one_line(f"{path} is of no run of this version and"):
+        raise UserError(f"{folder} is not a run folder, or its run has not begun: no config.json")
+    with one_line(f"{path} was not written by this version and"):
         saved = json.loads(path.read_text())
         if saved.keys() - vars(Options()).keys():
-            raise UserError(f"{folder} is no run of this version: go on with it, or read it, with "
-                            "its own; if it is a model, give it as --model")
+            raise UserError(f"{folder} is not a run of this version: use the version that "
+                            "wrote it, or give it as --model if it is a model")
         return Options(**saved)
 
 
@@ -319,11 +318,11 @@ def saved_options(folder) -> Options:
 
 
 def check_options(o: Options):
-    """Raises UserError for the first option whose value cannot work."""
+    """Raise UserError for the first option whose value cannot work."""
     check_ranges(o)
     check_choices(o)
     check_models(o)
-    if not o.resume:  # a run that goes on keeps what it began with
+    if not o.resume:  # a resumed run keeps what it began with
         check_teacher(o)
         check_alpha_end(o)
     check_band(o)
@@ -331,13 +330,13 @@ def check_options(o: Options):
 
 
 def wrong_option(name: str, value, rule: str) -> UserError:
-    """The error for an option."""
+    """Return the error for an option."""
     return UserError(f"{flag(name)} is {value!r}: {rule}")
 
 
 def check_ranges(o):
-    """Numbers in their ranges; NaN is in none. Others than those in RANGES are not negative, and a
-    whole number is at least 1, unless its default is 0."""
+    """Check every number against RANGES; others must not be negative, and whole ones must be at
+    least 1 unless their default is 0. NaN always fails."""
     defaults = vars(Options())
     for name, (default, _, _) in load_world(o.world).OPTIONS.items():
         defaults[name] = default
@@ -353,10 +352,10 @@ def check_ranges(o):
 
 
 def check_choices(o):
-    """Names that there are."""
+    """Check that a name is one of those that there are."""
     values = flat(o)
     for name, names in choices(load_world(o.world)).items():
-        if name == "world" or values[name] in names:  # a world was looked for where it stands
+        if name == "world" or values[name] in names:  # a world was found before
             continue
         rule = choose(str(values[name]), names)
         if name in NAMED:
@@ -365,7 +364,7 @@ def check_choices(o):
 
 
 def check_models(o):
-    """Models as far as their names and folders say, and what a chat template is given."""
+    """Check which models are named together, and what a chat template is given."""
     if o.env_model and not o.model:
         raise wrong_option("env_model", o.env_model, "it needs the agent's --model: give both")
     with one_line("--chat-template-kwargs"):
@@ -376,14 +375,14 @@ def check_models(o):
 
 
 def check_teacher(o):
-    """A teacher's tasks belong to --variant teacher."""
+    """Check that a teacher's tasks come with --variant teacher, and only then."""
     if (o.variant == "teacher") != bool(o.teacher_tasks):
         raise wrong_option("teacher_tasks", o.teacher_tasks,
                            "--variant teacher needs a file of tasks, no other variant takes one")
 
 
 def check_alpha_end(o):
-    """Schedules that go from --alpha to --alpha-end, and those that do not."""
+    """Check that --alpha-end fits the schedule: some go from --alpha to it, others do not."""
     schedule = f"--alpha-schedule {o.alpha_schedule}"
     if o.alpha_schedule in ("linear", "cosine", "step") and o.alpha == o.alpha_end:
         raise wrong_option("alpha_end", o.alpha_end, f"{schedule} needs another than --alpha")
@@ -393,7 +392,7 @@ def check_alpha_end(o):
 
 
 def check_band(o):
-    """With a constant alpha, whether a task could fall into the band at all."""
+    """Check, with a constant alpha, that a task can fall into the band at all."""
     if o.p_hat_unit != "task" or o.alpha_schedule != "constant" or o.variant != "genenv":
         return
     if not any(curriculum.in_band(k / o.G, o.alpha, o.k_min) for k in range(o.G + 1)):
@@ -406,7 +405,7 @@ def check_band(o):
 
 
 def at_least(least: int):
-    """An argparse type: a whole number, `least` or more."""
+    """Return an argparse type: a whole number, `least` or more."""
     def number(text):
         if int(text) < least:
             raise argparse.ArgumentTypeError(f"must be at least {least}, not {text}")

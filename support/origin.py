@@ -77,7 +77,7 @@ def world_files(name: str) -> list:
 
 
 def inputs(o) -> dict:
-    """Return {file of tasks, or model that an option names: its hash}."""
+    """Return {file of tasks, or model, that an option names: its hash}."""
     hashes = {}
     for value in (o.base_tasks, o.validation_tasks, o.teacher_tasks, *o.world_options.values()):
         if isinstance(value, str) and Path(value).is_file():
@@ -122,5 +122,5 @@ def check_origin(then: dict, now: dict, schedule: str):
     if edited:
         print(f"edited since this run began: {', '.join(edited)}")
     if now["epochs"] != then["epochs"] and schedule != "constant":
-        print(f"--epochs was {then['epochs']} and is {now['epochs']}: if --alpha-schedule {schedule} "
-              "follows the length of the run, alpha leaves its former course here")
+        print(f"--epochs was {then['epochs']} and is {now['epochs']}: if --alpha-schedule "
+              f"{schedule} follows the length of the run, alpha leaves its former course here")

@@ -3,7 +3,7 @@
 Paper: its Figures 4-8 (figures.py), and tasks with attempts to read.
 
 Usage: support/run.py writes report.html at the end of a run. `python genenv.py compare RUN` writes
-it for a run that still goes on or was stopped. scripts/compare.py makes its page of the same parts:
+it for a run that is still going or was stopped. scripts/compare.py makes its page of the same parts:
 a page is a list of sections, which report.html.j2 turns into HTML.
 
 Deviations: figures and style are embedded, so that a single file can be sent along. Text of models
@@ -43,7 +43,7 @@ def write(folder) -> Path:
         {"heading": "Tasks and answers", "text": EXPLANATION,
          "groups": sample_cards(metrics, read_jsonl(folder / "samples.jsonl"))},
     ]
-    # whole or not at all: it is the last thing that a run writes, and says that all is done
+    # whole or not at all: it is the last thing that a run writes, and shows that all is done
     write_whole(folder / "report.html", page(folder.name, sections))
     return folder / "report.html"
 

@@ -28,7 +28,7 @@ from worlds.probe import check_texts_survive, open_world
 
 @dataclass
 class EpochState:
-    """What has been done so far in an epoch; a checkpoint inside the epoch holds all of it."""
+    """What has been done so far in an epoch; a checkpoint within the epoch holds all of it."""
     epoch: int = 0               # t of Algorithm 1; 0 is the state before training
     step: int = 0                # the step that is made; in a checkpoint, how many were made
     seconds: float = 0.0         # of training; validation not counted
@@ -39,7 +39,7 @@ class EpochState:
     agent: list = field(default_factory=list)          # statistics of each grpo_update
     records: list = field(default_factory=list)        # EnvRecords of this epoch
     seeds: int = 0               # seed tasks varied so far: the next ones' groups start here
-    texts: list = field(default_factory=list)          # [group, prompt, response] as written
+    texts: list = field(default_factory=list)          # Rollouts of all that it wrote
     refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
     surprise: float = 0.0        # -log-prob of all tokens that the agent sampled, in nats
     # keys of tasks imitated so far; kept across epochs, where a world has imitate_once
@@ -48,7 +48,7 @@ class EpochState:
 
 @dataclass
 class Run:
-    """A run as it goes on: what it was told, what it works with, and how far it has come."""
+    """A run: its options, what it works with, and how far it has come."""
     o: Options
     world: World                      # the domain, see worlds/__init__.py
     policy: Policy                    # the agent's: a frozen base, adapters "agent" and "env"
@@ -66,7 +66,7 @@ class Run:
     teacher: list = field(default_factory=list)  # ready-made tasks of --variant teacher
     peaks: dict = field(default_factory=dict)    # {phase: peak memory of a GPU in bytes}
     ends: list = field(default_factory=list)     # when the epochs of this process ended
-    # where counting goes on for state.seconds and state.cpu_seconds
+    # clock readings up to which state.seconds and state.cpu_seconds count
     clock_start: float = field(default_factory=time.perf_counter)
     cpu_start: float = field(default_factory=time.process_time)
     stop: int | None = None           # number of the signal that asks the run to stop
@@ -83,14 +83,14 @@ class Run:
 
     @property
     def policies(self) -> list:
-        """The simulator's, then the agent's if that is another one."""
+        """Return the simulator's policy, then the agent's if that is another one."""
         if self.policy is self.simulator:
             return [self.policy]
         return [self.simulator, self.policy]
 
     @property
     def params(self) -> dict:
-        """{adapter: its parameters}, of both players."""
+        """Return {adapter: its parameters} of both players."""
         return self.policy.params | self.simulator.params
 
     def count_seconds(self):
@@ -124,7 +124,7 @@ def prepare_run(o, world=None) -> Run:
 
 
 def build_run(o, world, folder) -> Run:
-    """A run before its first epoch, all but its pools; nothing is written."""
+    """Return a run before its first epoch, all but its pools; nothing is written."""
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out)
     policy, simulator = load_players(o, world, teacher)
@@ -138,14 +138,14 @@ def build_run(o, world, folder) -> Run:
 
 
 def load_players(o, world, teacher) -> tuple[Policy, Policy]:
-    """The agent's policy and the simulator's: one and the same, as in the paper both start from one
-    model, unless --env-model gives the simulator its own. Raises UserError for a model that does
-    not fit the memory, the world or its tasks."""
+    """Return the agent's policy and the simulator's: the same one, as in the paper both start from
+    one model, unless --env-model gives the simulator its own. Raise UserError for a model that
+    does not fit the memory, the world or its tasks."""
     if o.model and world.chat:
         memory.check([model_config(name) for name in (o.model, o.env_model) if name], o)
     elif o.quant:
-        raise UserError(f"--quant {o.quant} packs a chat model; --world {o.world} has a tiny one of "
-                        "its own: name another --model, or leave it out")
+        raise UserError(f"--quant {o.quant} packs a chat model, --world {o.world} has a tiny one "
+                        "of its own: name another --model, or leave it out")
     policy = simulator = world.load_policy()
     if o.env_model:
         simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",))
@@ -165,7 +165,7 @@ def alpha_of(run) -> float:
     # before any epoch with tasks
     last = {"success_rate": 0.5, "mixed_share": 0.0, "p_hat_counts": [0] * (o.G + 1),
             "mixed_of_possible": None}
-    # an epoch without tasks says nothing of the agent: the last that had some counts
+    # an epoch without tasks shows nothing of the agent: use the last that had some
     for record in run.history:
         if record["distinct_tasks"]:
             last = record
@@ -186,8 +186,8 @@ def note_refused(run, seed_task, text, reason):
 
 
 def end_epoch(run, env_stats, alpha):
-    """Measure, print one line, put everything on disk. Replaces run.state by that of the next
-    epoch; raises Stopped if a signal came."""
+    """Measure, print one line, put everything on disk. Replace run.state by that of the next epoch.
+    Raise Stopped if a signal came."""
     run.count_seconds()
     record = measure.epoch_record(run, env_stats, alpha)
     run.history.append(record)
@@ -207,7 +207,7 @@ def end_epoch(run, env_stats, alpha):
 
 
 def finish(run):
-    """Adapters, report and the closing words."""
+    """Save adapters and report, and print the closing words."""
     for policy in run.policies:
         policy.save_adapters(run.folder / "adapters")
         print(f"rollouts: {policy.tokens_drawn} tokens drawn, room for {policy.slot_steps}")

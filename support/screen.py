@@ -3,8 +3,8 @@
 Usage: support/run.py prints it. All of it is text made from records of metrics.jsonl or from
 options.
 
-Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success" never stands
-alone: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
+Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success" never
+appears by itself: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
 """
 import shlex
 import sys
@@ -48,7 +48,7 @@ def banner(o, folder, threads: int) -> str:
 
 def line(r: dict, before=()) -> str:
     """An epoch in one line of less than 100 characters, under LEGEND; its warnings below it, by
-    name alone where the epoch before, the only record in `before`, had them too."""
+    name only where the epoch before, the only record in `before`, had them too."""
     cells = []
     for key, width, form in COLUMNS:
         figure = r[key] if was_measured(r, key) else None
@@ -72,7 +72,7 @@ def time_left(ends: list, epochs_left: int) -> str:
 
 
 def closing_words(run) -> str:
-    """The last lines of a run: what matters most, at its start and now, and where to go on."""
+    """Return the last lines of a run: what matters most, at its start and now, and what next."""
     lines = [""]
     for name, value in facts(run.history).items():
         lines.append(f"{name:<27} {value}")

@@ -38,7 +38,8 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "command misspelt": (["warmstart"], "did you mean warm-start"),
     "no examples to imitate": ([*WARM, "--model", "m", *TOOLS], "--base-tasks"),
     "world without a warm start": ([*WARM, "--model", "m", "--world", "household"], "household"),
-    "world with tasks of its own": (["--base-tasks", "worlds/tools/example_tasks.jsonl"], "--base-tasks"),
+    "world with tasks of its own": (
+        ["--base-tasks", "worlds/tools/example_tasks.jsonl"], "--base-tasks"),
 }
 
 

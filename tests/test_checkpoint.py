@@ -221,7 +221,8 @@ def project(tmp_path, monkeypatch):
 @pytest.mark.parametrize("name, before, after", [
     ("grpo.py", 'SCALE = "std"', 'SCALE = "none"'), ("rwr.py", "KL_CAP = 0.5", "KL_CAP = 5.0"),
     ("data_pool.py", "FRESH_FOR = 2", "FRESH_FOR = 3"), ("genenv.py", "1 / 8", "1 / 4"),
-    ("worlds/ladder.py", "import", "import ast, "), ("worlds/tiny_model.py", "import", "import ast, ")])
+    ("worlds/ladder.py", "import", "import ast, "),
+    ("worlds/tiny_model.py", "import", "import ast, ")])
 def test_an_edited_method_is_another_setting(name, before, after, project):
     """Otherwise compare would print the mean of two methods as one."""
     o, text = genenv.Options(), (project / name).read_text()
