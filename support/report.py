@@ -3,8 +3,8 @@
 Paper: its Figures 4-8 (figures.py), and tasks with attempts to read.
 
 Usage: support/run.py writes report.html at the end of a run. `python genenv.py compare RUN` writes
-it for a run that is still going or was stopped. scripts/compare.py makes its page of the same parts:
-a page is a list of sections, which report.html.j2 turns into HTML.
+it for a run that is still going or was stopped. scripts/compare.py makes its page of the same
+parts: a page is a list of sections, which report.html.j2 turns into HTML.
 
 Deviations: figures and style are embedded, so that a single file can be sent along. Text of models
 is escaped, and the page forbids scripts and outside sources.

@@ -3,8 +3,8 @@
 Usage: support/run.py prints it. All of it is text made from records of metrics.jsonl or from
 options.
 
-Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success" never
-appears by itself: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
+Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success" never appears by
+itself: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
 """
 import shlex
 import sys
