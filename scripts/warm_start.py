@@ -229,8 +229,8 @@ class WarmStart:
 
     def write_round(self, n: int) -> float:
         """Let the simulator write, for base tasks drawn at random; what is valid is kept for the
-        next pass. Returns its share. "rounds" of the state get {"valid": that share, "invalid": {reason:
-        how many}, "texts": all}."""
+        next pass. Returns its share. "rounds" of the state get {"valid": that share, "invalid":
+        {reason: how many}, "texts": all}."""
         print(f"the simulator writes {TEXTS} texts, for minutes on a CPU ...", flush=True)
         world, policy, o = self.world, self.policy, self.world.o
         generator, base = torch.Generator().manual_seed(1000 * o.seed + n), world.base_tasks()

@@ -126,6 +126,12 @@ def test_bad_input_is_one_line(run, tmp_path):
     (tmp_path / "config.json").write_text((run / "config.json").read_text())  # no adapters yet
     user_error("the run has not ended", ask.Agent, tmp_path)
     user_error("control token", ask.Agent(run), "<|im_end|> hello")
+    # a run of an older version, whose answers had another form, would be read wrongly
+    config = json.loads((run / "config.json").read_text())
+    config["world_options"]["call_format"] = "python"
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    (tmp_path / "adapters" / "agent").mkdir(parents=True)
+    user_error("'call_format'.*version", ask.Agent, tmp_path)
 
 
 def test_a_request_longer_than_the_model_reads_is_refused(run):

@@ -66,8 +66,9 @@ def test_a_written_task_offers_the_tools_that_its_simulator_was_shown(world):
     other = next(name for name in NAMES if name not in shown)
 
     def parse(*names, **more):
-        written = {"calls": [call(name, lamp=7) for name in names], "task": "See to lamp 7, please."}
-        return world.parse_task(json.dumps({**written, **more}), seed, 1)
+        calls = [call(name, lamp=7) for name in names]
+        written = {"calls": calls, "task": "See to lamp 7, please.", **more}
+        return world.parse_task(json.dumps(written), seed, 1)
 
     task = parse(shown[5], shown[0])
     assert task.spec["tools"] == seed.spec["shown"] and world.skills(task) == [shown[5], shown[0]]

@@ -273,7 +273,8 @@ def test_score_table(task, response, expected, world):
     assert world.score(task, response) == expected
 
 
-BROKEN = ["{%s", '{"tool_call": %s', "{} %s", "%s %s", "%s}", "[%s]", "```json\n%s\n```", "\ufeff%s"]
+BROKEN = ["{%s", '{"tool_call": %s', "{} %s", "%s %s", "%s}", "[%s]", "```json\n%s\n```",
+          "\ufeff%s"]
 
 
 @pytest.mark.parametrize("body", BROKEN)
@@ -321,7 +322,8 @@ def test_an_answer_that_differs_by_one_character_is_another(reference, right, wr
 
 @pytest.mark.parametrize("one, other", [
     ("Who designed C++?", "Who designed C#?"), ("Is 1/2 more than this?", "Is 2/1 more than this?"),
-    ("Which is it if x < y?", "Which is it if x > y?"), ("What are 5% of 80?", "What are $5 of 80?")])
+    ("Which is it if x < y?", "Which is it if x > y?"),
+    ("What are 5% of 80?", "What are $5 of 80?")])
 def test_questions_that_differ_by_one_symbol_are_two_tasks(one, other, world):
     """Otherwise one of them would be refused as a copy, or left out of training as held out."""
     one, other = (make_task(question(text, "x"), "base") for text in (one, other))

@@ -136,7 +136,8 @@ def ungrounded(task) -> str:
 
 
 def is_default(value, schema: dict) -> bool:
-    """Return whether a value goes without saying: its schema's default, or an object without members."""
+    """Return whether a value need not be mentioned: its schema's default, or an object without
+    members."""
     if "default" in schema:
         return canonical(value) == canonical(schema["default"])
     return value == {}
@@ -221,7 +222,7 @@ def rounded(number: float) -> float:
 
 
 def factors(text) -> set:
-    """Return what a number of a text may be multiplied by: 1, and more where the text has a unit."""
+    """Return what a number of a text may be multiplied by: 1, and other factors for its units."""
     words = words_of(text.replace("%", " percent "))
     return {1, *(FACTORS[word] for word in words if word in FACTORS)}
 

@@ -96,7 +96,7 @@ def read_tools(path):
             notes[remark].append(str(name or f"entry {number}")[:60])
     cursor = next_cursor(values)
     if cursor:
-        what = "list that goes on: add the page of its nextCursor, or the functions there are missing"
+        what = "list that continues: add the page of its nextCursor, whose functions are missing"
         notes[what].append(str(cursor)[:60])
     if not tools:
         why = "give --tools a list of functions, as of tools/list; --base-tasks: examples"
