@@ -178,16 +178,12 @@ def hub_commit(name: str) -> str:
 
 
 def tensors_in(folder: Path):
-    """Yield (name, tensor) of a model's files of weights. Of a tensor only those numbers are read
-    from the disk that somebody looks at."""
-    paths = list(folder.glob("model*.safetensors"))
-    for path in paths:
+    """Yield (name, tensor) of a model's safetensors. Of a tensor only those numbers are read from
+    the disk that somebody looks at."""
+    for path in folder.glob("model*.safetensors"):
         with safe_open(path, "pt") as file:
             for name in file.keys():
                 yield name, file.get_tensor(name)
-    if not paths:
-        for path in folder.glob("pytorch_model*.bin"):
-            yield from torch.load(path, mmap=True, weights_only=True).items()
 
 
 def tensors_digest(tensors) -> str:
@@ -265,15 +261,11 @@ def check_base(folder, model: str):
         name = json.loads(config.read_text()).get("base_model_name_or_path") or model
         trained_on = weights_of(name)
     present = weights_of(model)
-    comparable = bool(trained_on and present)
-    if comparable:
-        same = trained_on == present
-    else:  # a hub name and a folder may hold the same weights
-        same = name == model or Path(name).is_dir() != Path(model).is_dir()
-    if not same:
-        raise UserError(f"the adapter {folder} was trained on other weights ({name}) than those of "
-                        f"{model}: give those as the model")
-    if not comparable and name != model:
+    if trained_on and present:
+        if trained_on != present:
+            raise UserError(f"the adapter {folder} was trained on other weights ({name}) than those "
+                            f"of {model}: give those as the model")
+    elif name != model:
         print(f"the adapter {folder} was trained on {name}, whose weights cannot be compared with "
               f"those of {model}")
 
