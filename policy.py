@@ -222,8 +222,8 @@ class Policy(Chat):
     def plain_logprobs(self, rollouts, temperature: float = 1.0):
         """Return what `logprobs` returns, the plain way: one row per response, the prompt in each.
 
-        N rollouts -> logp (N, R) and mask (N, R), under the active adapter. Nothing runs this but
-        the tests, which hold `logprobs` to it.
+        N rollouts -> logp (N, R) and mask (N, R), under the active adapter. `logprobs` and `sample`
+        are held to it whenever a chat model is loaded (model/loading.py), and by the tests.
         """
         rows = [torch.tensor(r.prompt + r.response, device=self.device) for r in rollouts]
         # padded on the right: causal attention needs no mask to keep the padding from real tokens

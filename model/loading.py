@@ -293,7 +293,9 @@ def check_paths(policy, max_tokens):
     rollouts = policy.sample(adapter, prompts, 2, STEPS, generator=generator)
     with policy.use(adapter):
         scored, mask = policy.logprobs(rollouts)
-        plain = torch.cat([_library_logps(lm, r) for r in rollouts])
+        lm.set_attn_implementation("eager_fp32")  # transformers' plain attention
+        plain = policy.plain_logprobs(rollouts)[0][mask]
+        lm.set_attn_implementation("prompt_once")
     sampled = plain.new_tensor([logp for r in rollouts for logp in r.logps])
     mean, worst = TOLERANCE[lm.dtype]
     for name, logps in (("sampler", sampled), ("scorer", scored[mask])):
@@ -330,13 +332,3 @@ def check_gradient(policy, adapter, rollouts):
     if not (again - plain).norm() <= 0.05 * plain.norm():
         raise UserError(f"{policy.lm.config.model_type} models compute something else in train "
                         "mode: their gradient is another one under gradient checkpointing")
-
-
-def _library_logps(lm, rollout):
-    """Log-probs (R,) of a response by transformers' plain attention."""
-    R = len(rollout.response)
-    ids = torch.tensor([rollout.prompt + rollout.response], device=lm.device)
-    lm.set_attn_implementation("eager_fp32")
-    logits = lm(ids, use_cache=False, logits_to_keep=R + 1).logits[0, :-1]  # (R, V)
-    lm.set_attn_implementation("prompt_once")
-    return -torch.nn.functional.cross_entropy(logits.float(), ids[0, -R:], reduction="none")
