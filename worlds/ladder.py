@@ -170,7 +170,8 @@ class World(TinyWorld):
     """The ladder, in symbols for its own tiny model or in words for a chat model."""
     NAME, WORDS = "ladder", WORDS
     REASONS = ("malformed", "too long")
-    DEFAULTS = dict(max_prompt_tokens=40)  # the tiny model reads 64 tokens in all
+    # the tiny model reads 64 tokens in all; micro-batches of this size pad little
+    DEFAULTS = dict(max_prompt_tokens=40, token_budget=1024)
     CHAT_DEFAULTS = ladder_words.DEFAULTS
     length_unit = "steps"
     warm_start_passes = 1  # over many pairs, see worlds/ladder_words.py
