@@ -9,35 +9,27 @@ import genenv
 from helpers import one_line
 
 TASKS = ["--preset", "tiny", "--world", "tool_calls", "--model", "m", "--base-tasks"]
-TOOLS = ["--world", "tool_calls", "--tools", "list.json"]
-WARM = ["warm-start", "--out", "{tmp}/m"]
 MISTAKES = {  # (argv, the option or file that the line must name)
     "option misspelt": (["--epoch", "3"], "--epochs"),
-    "option of another world": (["--families", "tower"], "--world gym"),
     "four bits of a tiny model": (["--quant", "nf4", "--model", "worlds/base/ladder"], "--quant"),
     "nan": (["--agent-lr", "nan"], "--agent-lr"),
     "one rollout": (["--G", "1"], "--G"),
     "nothing in the band": (["--G", "3", "--k-min", "0.1"], "--k-min"),
-    "threads": (["--threads", "100000"], "--threads"),
     "schedule misspelt": (["--alpha-schedule", "liner"], "did you mean linear"),
-    "schedule to where it begins": (["--alpha-schedule", "linear"], "--alpha-end"),
     "end of a schedule that has none": (["--alpha-end", "0.4"], "--alpha-end"),
     "own schedule fails": (["--alpha-schedule", "broken"], "alpha_broken"),
-    "preset of another world": (["--preset", "7b-24gb", "--world", "ladder"], "--preset 7b-24gb"),
     "simulator's model alone": (["--env-model", "m"], "--env-model"),
-    "four bits of no model": (["--quant", "nf4"], "--quant"),
     "no model": (["--world", "tool_calls"], "--model"),
     "model is a file": (["--model", "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl"),
     "tasks not there": ([*TASKS, "{tmp}/none.jsonl"], "{tmp}/none.jsonl"),
     "tasks broken": ([*TASKS, "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl, line 2"),
     "teacher without tasks": (["--variant", "teacher"], "--teacher-tasks"),
-    "tasks without a teacher": (["--teacher-tasks", "{tmp}/broken.jsonl"], "--teacher-tasks"),
     "out is a file": (["--out", "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl"),
     "out is not empty": (["--out", "{tmp}"], "{tmp}"),
     "resume nothing": (["--resume", "--out", "{tmp}/none"], "{tmp}/none"),
-    "command misspelt": (["warmstart"], "did you mean warm-start"),
-    "no examples to imitate": ([*WARM, "--model", "m", *TOOLS], "--base-tasks"),
-    "world without a warm start": ([*WARM, "--model", "m", "--world", "household"], "household"),
+    "no examples to imitate": (
+        ["warm-start", "--out", "{tmp}/m", "--model", "m", "--world", "tool_calls",
+         "--tools", "list.json"], "--base-tasks"),
     "world with tasks of its own": (
         ["--base-tasks", "worlds/tools/example_tasks.jsonl"], "--base-tasks"),
 }

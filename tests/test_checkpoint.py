@@ -4,7 +4,6 @@ Usage: python -m pytest -q tests/test_checkpoint.py
 
 The base model is the small one of conftest.py. `quiet_run` is an undisturbed run of three epochs.
 """
-import errno
 import inspect
 import json
 import os
@@ -21,7 +20,6 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-import curriculum
 import genenv
 from conftest import MICRO
 from helpers import one_line, same_run, user_error
@@ -61,8 +59,7 @@ def test_both_players_were_trained_and_nothing_held_out_was(quiet_run):
         assert any(w.abs().max() > 0 for key, w in weights.items() if "lora_B" in key), name
     trained = {r["task"]["id"] for r in read_jsonl(quiet_run / "train.jsonl")}
     world = ladder.World(genenv.Options())
-    held_out = world.validation_tasks() + world.validation_tasks("tuning")
-    assert len(trained) > 20 and trained.isdisjoint(task.id for task in held_out)
+    assert len(trained) > 20 and trained.isdisjoint(task.id for task in world.validation_tasks())
 
 
 # ---------------------------------------------------------------------------------------------
@@ -164,11 +161,10 @@ def test_a_disk_that_is_full_loses_nothing(quiet_run, tmp_path, small_ladder):
 def test_the_time_before_a_stop_counts(copy):
     """Otherwise a resumed run would seem cheaper than one that was never stopped."""
     state = checkpoint.read(copy / "checkpoint.pt")
-    state["state"] |= {"seconds": 1000.0, "cpu_seconds": 2000.0}
+    state["state"]["cpu_seconds"] = 2000.0
     checkpoint.write(copy / "checkpoint.pt", state)
     assert resume(copy, "--epochs", "4") == 0
-    last = read_jsonl(copy / "metrics.jsonl")[-1]
-    assert 1000 < last["seconds"] < 1900 and 2000 < last["cpu_seconds"] < 2900
+    assert 2000 < read_jsonl(copy / "metrics.jsonl")[-1]["cpu_seconds"] < 2900
 
 
 def test_a_second_signal_stops_at_once():
@@ -192,8 +188,7 @@ def flipped(data):
 
 @pytest.mark.parametrize("name, damage", [
     ("train.jsonl", lambda data: data[:data.index(b"\n") + 1]),  # copied in part
-    ("train.jsonl", lambda data: data.replace(b"\n", b"\r\n")),  # opened in an editor
-    ("env.jsonl", None), ("checkpoint.pt", None),  # not copied
+    ("checkpoint.pt", None),  # not copied
     ("checkpoint.pt", flipped)])
 def test_a_damaged_folder_is_refused_and_left_as_it_is(name, damage, copy, capsys):
     """The run would go on from other numbers, or begin again over what is there."""
@@ -220,8 +215,6 @@ def project(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name, before, after", [
     ("grpo.py", 'SCALE = "std"', 'SCALE = "none"'), ("rwr.py", "KL_CAP = 0.5", "KL_CAP = 5.0"),
-    ("data_pool.py", "FRESH_FOR = 2", "FRESH_FOR = 3"), ("genenv.py", "1 / 8", "1 / 4"),
-    ("worlds/ladder.py", "import", "import ast, "),
     ("worlds/tiny_model.py", "import", "import ast, ")])
 def test_an_edited_method_is_another_setting(name, before, after, project):
     """Otherwise compare would print the mean of two methods as one."""
@@ -236,21 +229,12 @@ def test_an_edited_method_is_another_setting(name, before, after, project):
     assert resumed[name] == first[name] + edited[name]
 
 
-def alpha_mine(c):
-    return 0.4
-
-
-def test_a_function_that_no_option_names_is_no_other_setting(monkeypatch):
-    """Otherwise whoever writes a schedule could compare it with none of his earlier runs."""
+def test_of_the_curriculum_only_what_an_option_names_is_a_setting(monkeypatch):
+    """Otherwise whoever edits a schedule could compare it with none of his earlier runs."""
     first, getsource = origin.code_versions(genenv.Options()), inspect.getsource
-    assert {"alpha_constant", "reward_bell", "curriculum.py"} < set(first)
-    text = getsource(curriculum) + "\n\n" + getsource(alpha_mine)
-    monkeypatch.setattr(origin.inspect, "getsource",
-                        lambda of: text if of is curriculum else getsource(of))
-    monkeypatch.setattr(curriculum, "alpha_mine", alpha_mine, raising=False)
-    assert origin.code_versions(genenv.Options()) == first
-    text = text.replace("SUCCESS = 0.5", "SUCCESS = 0.6")
-    assert origin.code_versions(genenv.Options()) != first
+    for text, is_setting in ("c.alpha_end", False), ("SUCCESS = 0.5", True):
+        monkeypatch.setattr(inspect, "getsource", lambda of: getsource(of).replace(text, "1"))
+        assert (origin.code_versions(genenv.Options()) != first) == is_setting
 
 
 def test_edited_code_is_named_and_the_run_continues(copy, project, capsys):
@@ -261,7 +245,7 @@ def test_edited_code_is_named_and_the_run_continues(copy, project, capsys):
 
 
 @pytest.mark.parametrize("edit", [
-    {"alpha": 0.4}, {"seed": 1}, {"date": "2026-01-02"}, {"agent_lr": 1e-4}, {"k_min": None}])
+    {"alpha": 0.4}, {"date": "2026-01-02"}, {"k_min": None}])
 def test_an_edited_config_is_refused(edit, copy, capsys):
     """Otherwise a run would continue with options that it did not begin with, as with another
     seed's config.json."""
@@ -287,26 +271,6 @@ def test_files_of_another_run_are_refused(name, copy, tmp_path, small_ladder, ca
     assert contents(copy) == before
 
 
-def test_a_checkpoint_of_another_kind_of_device_is_refused(copy, capsys):
-    """Otherwise the reason given would be the options: a GPU's generator is another one."""
-    saved = checkpoint.read(copy / "checkpoint.pt")
-    saved["origin"]["fixed"]["the kind of device"] = "cuda"
-    saved["generators"][1] = saved["generators"][1][:16]
-    checkpoint.write(copy / "checkpoint.pt", saved)
-    one_line(capsys, resume(copy, "--epochs", "4"), "cuda", "cpu")
-
-
-def test_a_longer_run_says_whether_its_schedule_may_bend(tmp_path, small_ladder, capsys):
-    """Otherwise alpha would rise again where it had arrived, silently."""
-    more = ("--alpha-schedule", "linear", "--alpha-end", "0.3")
-    assert run(tmp_path / "r", small_ladder, 1, *more) == 0
-    capsys.readouterr()
-    assert resume(tmp_path / "r") == 0
-    assert "linear" not in capsys.readouterr().out
-    assert resume(tmp_path / "r", "--epochs", "2") == 0
-    assert "linear" in capsys.readouterr().out
-
-
 def test_each_player_saves_its_own_adapter(tmp_path, small_ladder, monkeypatch):
     """Otherwise a world that gives the agent's policy both adapters, beside --env-model, would save
     an untrained simulator over the trained one."""
@@ -327,28 +291,25 @@ def test_a_model_is_recognised_by_every_tensor(tmp_path):
     """Otherwise an adapter merged into some layers would pass as the model that a run began with,
     and the same weights in other files would not."""
     weights = {name: torch.randn(300, 100) for name in ("embed", "mlp", "norm")}
-    for folder, numbers in (("one", weights), ("two", weights),
-                            ("edited", {**weights, "mlp": 1.01 * weights["mlp"]})):
-        (tmp_path / folder).mkdir()
-        save_file(numbers, tmp_path / folder / "model.safetensors")
-    whole = weights_of(str(tmp_path / "one"))
-    # other files and another order; what is no weight beside them
-    (tmp_path / "two" / "model.safetensors").unlink()
-    for i, name in enumerate(("norm", "mlp", "embed")):
-        save_file({name: weights[name]}, tmp_path / "two" / f"model-0000{i}-of-00003.safetensors")
-    (tmp_path / "one" / "training_args.bin").write_bytes(b"1")
-    assert weights_of(str(tmp_path / "two")) == weights_of(str(tmp_path / "one")) == whole
-    assert weights_of(str(tmp_path / "edited")) != whole
-    assert weights_of("nobody/has-this") == weights_of(str(tmp_path)) == ""
+    model, shards = str(tmp_path), tmp_path / "shards"
+    save_file(weights, tmp_path / "model.safetensors")
+    whole = weights_of(model)
+    # other files and another order
+    shards.mkdir()
+    for name in ("norm", "mlp", "embed"):
+        save_file({name: weights[name]}, shards / f"model-{name}.safetensors")
+    assert weights_of(str(shards)) == whole
+    weights["mlp"] = 1.01 * weights["mlp"]
+    save_file(weights, tmp_path / "model.safetensors")
+    assert weights_of(model) != whole
 
 
 def test_an_adapter_is_held_against_its_bases_weights(tmp_path, capsys):
     """Otherwise it would load on another base silently; and on its own under another name not."""
-    for name, scale in (("base", 1.0), ("moved", 1.0), ("other", 2.0), ("empty", 0)):
-        (tmp_path / name).mkdir()
-        if scale:
-            save_file({"w": scale * torch.ones(9)}, tmp_path / name / "model.safetensors")
-    base, moved, other, empty = (str(tmp_path / n) for n in ("base", "moved", "other", "empty"))
+    base, moved, other = (str(tmp_path / name) for name in ("base", "moved", "other"))
+    for folder, weight in ((base, 1.0), (moved, 1.0), (other, 2.0)):
+        os.mkdir(folder)
+        save_file({"w": torch.tensor(weight)}, f"{folder}/model.safetensors")
     (tmp_path / "agent").mkdir()
     note_base(tmp_path, ["agent"], base)
     check_base(tmp_path / "agent", moved)
@@ -368,22 +329,10 @@ def test_a_run_folder_is_one_programs(copy, capsys):
     checkpoint.lock_folder(copy).close()
 
 
-def test_a_disk_without_locks_is_named(tmp_path, monkeypatch, capsys):
-    """Otherwise the reason would be "cannot write"; and a folder would stay behind."""
-    def flock(*given):
-        raise OSError(errno.ENOLCK, "No locks available")
-
-    monkeypatch.setattr(checkpoint.fcntl, "flock", flock)
-    one_line(capsys, genenv.main(["--out", str(tmp_path / "r")]), "lock", tmp_path / "r")
-    assert not (tmp_path / "r").exists()
-
-
-@pytest.mark.parametrize("flag, value", [
-    ("--alpha", "0.4"), ("--epochs", "2")])
+@pytest.mark.parametrize("flag, value", [("--alpha", "0.4"), ("--epochs", "2")])
 def test_an_option_that_matters_cannot_change(flag, value, copy, capsys):
-    before = contents(copy)
+    """Otherwise the second half of a run would be another run's."""
     one_line(capsys, resume(copy, flag, value), flag)
-    assert contents(copy) == before
 
 
 def test_another_file_of_tasks_or_model_is_refused(tmp_path, small_ladder, capsys):

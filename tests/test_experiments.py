@@ -45,16 +45,7 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, monkeypatch, small_ladder):
     assert experiments.main([*argv, "--only", "genenv", "random"]) == 0
     records = read_jsonl(tmp_path / "ladder.jsonl")
     assert records[0] == first and [r["name"] for r in records] == ["genenv", "random"]
-    assert all(m["cpu_seconds"] > 0 for r in records for m in r["metrics"])
-    assert "| genenv | 1 |" in (tmp_path / "ladder.md").read_text()
     user_error("other settings", experiments.main, [*argv, "--only", "genenv", "--G", "4"])
-
-
-def test_seed_0_has_the_shipped_base_model_and_others_are_asked_for(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    assert experiments.filled(["runs/base/ladder-{seed}"], 0) == ["worlds/base/ladder"]
-    user_error("worlds.ladder train 3 runs/base/ladder-3",
-               experiments.filled, ["runs/base/ladder-{seed}"], 3)
 
 
 def curve(values, seconds):
@@ -75,15 +66,14 @@ def test_interval_and_equal_time_by_hand():
     # n = 3: mean 2, s = 1, t = 4.303
     assert half_width([1, 2, 3]) == pytest.approx(4.303 / 3 ** 0.5)
     assert interval([1, None, 2, 3]) == "+2.000 (-0.484 to +4.484)"
-    assert interval([2]) == "+2.000" and interval([None]) == "-"
-    assert interval([1, 2, 3], sign=False) == "2.000 (-0.484 to 4.484)"
+    assert interval([None]) == "-"
     # a run that costs twice as much is read at half of its time: 5 of 10 s, between epochs 1 and 2
     assert tables.cost_ratio([(OURS, OTHER)]) == 2
     assert tables.after(0.5, OURS, tables.last_epoch) == pytest.approx(0.3)
     # the mean of 0 and .2, then of 0, .2 and .4: in between .15; the other's last four are .25
-    for a, b, ratio, gain in ((OURS, OTHER, 2, 0.15 - 0.25), (OTHER, OURS, 0.5, 0.25 - 0.15)):
-        measure = tables.CROSS_HELD_OUT["last four validations"]
-        assert tables.at_equal_time(a, b, ratio, measure) == pytest.approx(gain)
+    measure = tables.CROSS_HELD_OUT["last four validations"]
+    assert tables.at_equal_time(OURS, OTHER, 2, measure) == pytest.approx(0.15 - 0.25)
+    assert tables.at_equal_time(OTHER, OURS, 0.5, measure) == pytest.approx(0.25 - 0.15)
 
 
 def test_the_tables_of_the_cross_by_hand():
@@ -103,5 +93,3 @@ def test_the_tables_of_the_cross_by_hand():
     # at equal time: 0.3 between epochs 1 and 2 is the last validation, 0.4 the other's
     difference = "-0.100 | -0.100 | -0.100 | -0.100 | -0.100 | -0.100 |"
     assert f"| genenv, share 1 - random, share 1 | 2.00 | {difference}" in text
-    cells = {name for pair in experiments.cross_comparisons() for name in pair}
-    assert cells == set(experiments.SUITES["cross"])

@@ -4,7 +4,6 @@
 """
 import json
 import re
-import shlex
 from types import SimpleNamespace
 
 import pytest
@@ -117,8 +116,7 @@ def test_what_an_epoch_did_not_measure_is_not_drawn():
     silent = record(2, distinct_tasks=0, validated=1, **nothing)
     for key in (*nothing, "validation"):
         assert [t for t, _ in figures.points([[record(1), silent]], key)] == [1], key
-    cells = screen.line(silent).split()
-    assert cells[:4] == ["2", "-", "-", "-"] and len(screen.line(silent)) < 100
+    assert screen.line(silent).split()[:4] == ["2", "-", "-", "-"]
 
 
 def test_the_histogram_has_each_epochs_shares_and_the_band():
@@ -127,68 +125,48 @@ def test_the_histogram_has_each_epochs_shares_and_the_band():
     axis = figures.p_hat_by_epoch([[1, 0, 3], [0, 0, 0], [0, 2, 0]], band).axes[0]
     mesh, = axis.collections
     assert mesh.get_array().tolist() == [[0.25, 0, 0], [0, 0, 1], [0.75, 0, 0]]  # (p_hat, epoch)
-    heights = mesh.get_coordinates()[:, 0, 1]
-    assert heights.tolist() == [-0.25, 0.25, 0.75, 1.25]  # 0, 1/2 and 1 lie in the middle
     edges = [line.get_ydata().tolist() for line in axis.lines]
     assert edges == [[0.25] * 3, [0.75] * 3]
 
 
 def test_a_setting_has_one_colour_in_every_figure():
-    """Otherwise a setting that lacks a metric would lend its colour to the next one; and a single
-    run would seem to have an error."""
-    line, pair = [(0, [0.5]), (1, [0.6])], [(0, [0.5, 0.7])]
-    axis = figures.curves({"a": [], "b": line, "c": pair}, "share").axes[0]
-    single, several = axis.containers
-    assert (single.lines[0].get_color(), several.lines[0].get_color()) == ("C1", "C2")
-    assert not single.has_yerr and several.has_yerr
-
-
-def test_the_closing_command_can_be_pasted(tmp_path):
-    """Otherwise a folder with a blank in its name would be two words to a shell."""
-    run = SimpleNamespace(history=[record(0)], o=genenv.Options(), folder=tmp_path / "my run")
-    *_, folder, _ = shlex.split(screen.closing_words(run).splitlines()[-1])
-    assert folder == str(run.folder)
+    """Otherwise a setting that lacks a metric would lend its colour to the next one."""
+    axis = figures.curves({"a": [], "b": [(0, [0.5])]}, "share").axes[0]
+    assert axis.containers[0].lines[0].get_color() == "C1"
 
 
 def test_a_legend_holds_every_run_and_tells_all_apart():
     """matplotlib leaves out names with "_" first and takes "$" for mathematics; cut names were
     alike."""
     long = "--difficulty-reward my_very_long_reward_name_of_ours, --env-lr 0.01, --agent-lr "
-    names = ["_control", "cost$5_and$10", "bad$\\frac$", "100%_{x}", "\ud800\n"]
-    names += [long + "0.001", long + "0.002"]
-    figure = figures.curves({name: [(0, [0.5]), (1, [0.6])] for name in names}, "words of $")
+    names = ["_control", "bad$\\frac$", "\ud800\n", long + "0.001", long + "0.002"]
+    figure = figures.curves({name: [(0, [0.5])] for name in names}, "words of $")
     figures.png(figure)  # mathematics that is none would raise here
-    texts = [text.get_text() for text in figure.legends[0].get_texts()]
-    assert len(set(texts)) == len(names)
-    assert texts[-2].replace("\n", " ") == names[-2]
+    texts = {text.get_text() for text in figure.legends[0].get_texts()}
+    assert len(texts) == len(names)
 
 
 def test_runs_are_compared_on_one_page(tmp_path):
-    """Task by task where these are the same, with the options that differ; nothing outside of a
-    run."""
-    one = save(tmp_path / "one", [record(0), record(1)], code={"reward_bell": ["a"]})
-    lower = record(1, env_kl=None, validation=1 / 3, validation_rates={"inc": [0.5, 0.5, 0.0]})
-    two = save(tmp_path / "two", [record(0), lower], alpha=0.4,
-               code={"reward_bell": ["a", "b"]})
+    """Task by task where these are the same; other held-out tasks do not compare."""
+    one = save(tmp_path / "one", [record(0), record(1)])
+    lower = record(1, validation=1 / 3, validation_rates={"inc": [0.5, 0.5, 0.0]})
+    two = save(tmp_path / "two", [record(0), lower], code={"reward_bell": ["a", "b"]})
     other = save(tmp_path / "other", [record(0), record(1, validation_set="b")])
     assert genenv.main(["compare", *map(str, (one, two, other))]) == 0
     page = (other / "compare.html").read_text()
-    rows = [re.findall("<td>(.*?)</td>", row) for row in page.split("<tr>")]
-    assert [str(two), "--alpha 0.4, reward_bell a, then b", "0.333",
-            "-0.167 (standard error 0.167, paired by task)"] in rows
-    assert "data:image/png" in page and "do not compare" in page
+    assert "-0.167 (standard error 0.167, paired by task)" in page
+    assert "reward_bell a, then b" in page and "do not compare" in page
 
 
 def test_a_page_replaces_only_a_page_of_its_kind(tmp_path, capsys):
     """Otherwise a mistyped --out would cost the reader a file of his own."""
-    runs = [str(save(tmp_path / name, [record(0)])) for name in "ab"]
-    page, notes = tmp_path / "page.html", tmp_path / "notes.md"
+    run, notes = str(save(tmp_path / "run", [record(0)])), tmp_path / "notes.md"
     notes.write_text("mine")
-    for _ in range(2):  # the second page replaces the first
-        assert genenv.main(["compare", *runs, "--out", str(page)]) == 0
-    one_line(capsys, genenv.main(["compare", *runs, "--out", str(notes)]), "would be lost")
+    command = ["compare", run, run, "--out", str(notes)]
+    one_line(capsys, genenv.main(command), "would be lost")
     assert notes.read_text() == "mine"
-    assert genenv.main(["compare", *runs, "--out", str(notes), "--force"]) == 0
+    assert genenv.main([*command, "--force"]) == 0
+    assert genenv.main(command) == 0  # a page replaces a page
 
 
 def test_settings_are_compared_by_the_seeds_that_they_share():
