@@ -16,7 +16,6 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "one rollout": (["--G", "1"], "--G"),
     "nothing in the band": (["--G", "3", "--k-min", "0.1"], "--k-min"),
     "schedule misspelt": (["--alpha-schedule", "liner"], "did you mean linear"),
-    "end of a schedule that has none": (["--alpha-end", "0.4"], "--alpha-end"),
     "own schedule fails": (["--alpha-schedule", "broken"], "alpha_broken"),
     "simulator's model alone": (["--env-model", "m"], "--env-model"),
     "no model": (["--world", "tool_calls"], "--model"),
@@ -30,8 +29,6 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "no examples to imitate": (
         ["warm-start", "--out", "{tmp}/m", "--model", "m", "--world", "tool_calls",
          "--tools", "list.json"], "--base-tasks"),
-    "world with tasks of its own": (
-        ["--base-tasks", "worlds/tools/example_tasks.jsonl"], "--base-tasks"),
 }
 
 

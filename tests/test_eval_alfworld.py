@@ -32,13 +32,13 @@ def test_prompt_shows_the_past_and_the_options_but_not_the_answer():
 
 
 class Simulator:
-    """Stands for a running game, which `win` wins."""
+    """In place of a running game, which `win` wins."""
 
     def reset(self):
-        return {"won": False, "feedback": "", "admissible_commands": ["win", "look"]}
+        return {"won": False, "feedback": "", "admissible_commands": []}
 
     def step(self, command):
-        return {**self.reset(), "feedback": f"heard {command}", "won": command == "win"}, 0, False
+        return {**self.reset(), "won": command == "win"}, 0, False
 
     def close(self):
         pass
@@ -51,12 +51,6 @@ def test_a_game_is_played_until_it_is_won_or_too_long(monkeypatch, replies, won,
     """A game would be lost that was won, or never end."""
     monkeypatch.setattr(alfworld, "_simulator", lambda: lambda path: Simulator())
     monkeypatch.setattr(alfworld, "game_file", lambda folder, game: game)
-    seen, left = [], iter(replies)
-
-    def respond(prompts):
-        seen.append(prompts[0][-1]["content"])
-        return [next(left)]
-
-    game, = alfworld.episodes(None, respond, [STEP])
+    left = iter(replies)
+    game, = alfworld.episodes(None, lambda prompts: [next(left)], [STEP])
     assert game["won"] == won and game["commands"] == commands
-    assert "heard look" not in seen[0] and "> look\nheard look" in seen[1]

@@ -117,8 +117,7 @@ def test_completeness_counts_all_keys_but_divides_by_six():
 
 
 @pytest.mark.parametrize("plan, crash", [
-    ("text", "TypeError"), ({"a": 1}, "KeyError"), ([[]], "TypeError"),
-    (changed(dinner_2=7), "TypeError"), (changed(current_city_1="from Home"), "TypeError"),
+    ({"a": 1}, "KeyError"), ([[]], "TypeError"), (changed(dinner_2=7), "TypeError"),
     (changed(transportation_1="flight number: F1, from Home to Reno"), "IndexError"),
     (changed(transportation_2="Flight Number: Reno"), "ValueError")])
 def test_crashes_of_the_official_evaluator_are_failures(plan, crash):
@@ -131,27 +130,24 @@ def test_crashes_of_the_official_evaluator_are_failures(plan, crash):
 # ------------------------------------------------------------------- five hard constraints
 
 
-@pytest.mark.parametrize("limits, name", [
-    ({"budget": 855}, "valid_cost"), ({"budget": 856}, None),
-    (wishes(**{"room type": "entire room"}), "valid_room_type"),
-    (wishes(**{"room type": "not shared room"}), "valid_room_type"),
-    (wishes(cuisine=["Indian", "Mexican"]), "valid_cuisine"),
-    (wishes(transportation="no flight"), "valid_transportation")])
-def test_hard_rules(limits, name):
+@pytest.mark.parametrize("limits, names", [
+    ({"budget": 855}, {"valid_cost"}), ({"budget": 856}, set()),
+    (wishes(**{"room type": "not shared room"}), {"valid_room_type"}),
+    (wishes(cuisine=["Indian", "Mexican"]), {"valid_cuisine"}),
+    (wishes(transportation="no flight"), {"valid_transportation"})])
+def test_hard_rules(limits, names):
     """A plan over the budget, or against a wish, would pass."""
     verdict = judge(**limits)
-    names = {name} if name else set()
     assert failed(verdict) == names and verdict["commonsense_pass"]
-    assert verdict["final_pass"] == verdict["hard_pass"] == (name is None)
+    assert verdict["final_pass"] != bool(names)
 
 
 def test_road_costs_round_down_and_count_cars():
     """Totals would be others than the official ones."""
     day = {"current_city": "from Home to Reno"}
     assert tp._trip_cost(day, "Self-driving", 3, DB) == 9  # int(193 * 0.05), from current_city
-    assert tp._trip_cost(day, "Self-driving, from Reno to Home", 6, DB) == 20
+    assert tp._trip_cost(day, "Self-driving, from Reno to Home", 6, DB) == 20  # two cars
     assert tp._trip_cost(day, "Taxi", 5, DB) == 386
-    assert tp._trip_cost(day, "Flight F1", 5, DB) == 0  # no label: never looked up, free
 
 
 # --------------------------------------------------------------------------------- parser
@@ -182,9 +178,8 @@ def test_base_task_and_score_on_disk(tmp_path):
     task = tp.base_task(train)
     assert json.loads(task["reference"]) == PLAN
     # cut tables keep what the reference plan names
-    rows = task["task"].split("Attractions in Reno:")[1].split("\n\n")[0]
-    assert "Museum" in rows and "Zoo (old)" in rows and "D" not in rows
-    right = tp.score({**test, **wishes(cuisine=["Indian"])}, json.dumps(PLAN))
+    assert "\nMuseum\nZoo (old)\nA\nB\n" in task["task"] + "\n"
+    right = tp.score({**test, **wishes(cuisine=["Indian"])}, DUMP)
     # breaks one rule of eight
     repeated = tp.score(test, json.dumps(changed(dinner_2="Red Door, Reno")))
     assert right.ok and right.score == 1 and repeated.score == (7 / 8 + 0 + 1 + 1) / 4

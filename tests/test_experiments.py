@@ -10,7 +10,7 @@ import pytest
 from helpers import user_error
 import genenv
 from scripts import experiments, tables
-from support.metrics import half_width, interval
+from support.metrics import interval
 from data_pool import read_jsonl
 
 TINY = ["--epochs", "1", "--steps", "1", "--seed-tasks", "2", "--variations", "2", "--G", "2",
@@ -64,7 +64,6 @@ OURS, OTHER = curve([0, .2, .4, .6, .8], 2), curve([0, .1, .2, .3, .4], 1)
 
 def test_interval_and_equal_time_by_hand():
     # n = 3: mean 2, s = 1, t = 4.303
-    assert half_width([1, 2, 3]) == pytest.approx(4.303 / 3 ** 0.5)
     assert interval([1, None, 2, 3]) == "+2.000 (-0.484 to +4.484)"
     assert interval([None]) == "-"
     # a run that costs twice as much is read at half of its time: 5 of 10 s, between epochs 1 and 2

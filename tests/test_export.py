@@ -4,7 +4,6 @@ Run: python -m pytest tests/test_export.py -q
 """
 import dataclasses
 import json
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -13,7 +12,7 @@ import genenv
 from helpers import EXAMPLE_LIST, one_line, user_error
 from scripts import export
 from support.options import parse_options
-from worlds import gym, load_world
+from worlds import load_world
 
 TOOLS = ["--world", "tool_calls", "--model", "m", *EXAMPLE_LIST]
 
@@ -46,18 +45,3 @@ def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path, cap
             score, _ = world.score(task, answer)
             assert export.compute_score(source, answer, truth) == score
     user_error("gsm8k", export.compute_score, "gsm8k", "", "{}")
-
-
-def test_puzzles_are_scored_on_any_thread(monkeypatch):
-    """Otherwise a trainer that scores beside its main thread would end at the first puzzle."""
-    class Dataset:
-        def score_answer(self, answer, item):
-            return float(answer == item["answer"])
-
-    item = {"question": "3 + 4?", "answer": "7"}
-    monkeypatch.setattr(gym, "make_item", lambda *line: (Dataset(), item))
-    truth = json.dumps({"family": "of_this_test", "levels": {}, "item": 5})
-    with ThreadPoolExecutor(1) as threads:
-        response = "<answer>7</answer>"
-        score = threads.submit(export.compute_score, "genenv/gym", response, truth)
-        assert score.result() == 1
