@@ -35,7 +35,6 @@ from eval.common import (Verdict, load_records, mean_score, read_rows, results, 
 MODULES = {m.NAME: m for m in (api_bank, alfworld, bfcl, bamboogle, travelplanner)}
 BENCHES = tuple(MODULES)
 EPISODES = "episodes"  # the variant of alfworld in which responses decide what is asked next
-SYSTEMS = ("Qwen2.5-7B", "GenEnv 7B")  # columns of the paper's table
 
 
 def main(argv=None) -> int:
@@ -81,7 +80,7 @@ def json_object(text: str) -> dict:
 
 
 def run(argv) -> int:
-    """Evaluate, write the results, print one table."""
+    """Evaluate, write the results, print the scores."""
     args = arguments().parse_args(argv)
     if (args.model is None) == (args.responses is None):
         raise UserError("pass either --model DIR or --responses FILE")
@@ -92,8 +91,8 @@ def run(argv) -> int:
                for bench in benches if args.responses}
     policy = None if args.responses else load_policy(args)
     Path(args.out).mkdir(parents=True, exist_ok=True)
-    print_table([evaluate(bench, records[bench], policy, answers.get(bench), args)
-                 for bench in benches])
+    print_scores([evaluate(bench, records[bench], policy, answers.get(bench), args)
+                  for bench in benches])
     return 0
 
 
@@ -303,7 +302,7 @@ def play(games: list, policy, settings: dict, args):
 
 
 # ---------------------------------------------------------------------------------------------
-# verdicts and tables
+# verdicts and scores
 
 
 def verdict_of(module, record, row: dict, args) -> Verdict:
@@ -317,32 +316,17 @@ def verdict_of(module, record, row: dict, args) -> Verdict:
     return module.score(record, row["response"], **options)
 
 
-def table(head: list, rows: list) -> str:
-    """Aligned columns; the first is text, the others are numbers."""
-    rows = [[str(cell) for cell in row] for row in [head, *rows]]
-    widths = [max(map(len, column)) for column in zip(*rows)]
-    lines = []
-    for first, *others in rows:
-        cells = [first.ljust(widths[0])]
-        cells += [cell.rjust(width) for cell, width in zip(others, widths[1:])]
-        lines.append("  ".join(cells).rstrip())
-    return "\n".join([lines[0], "-" * len(lines[0]), *lines[1:]])
-
-
-def print_table(summaries: list):
-    """One table: ours with its interval, and the paper's figures."""
-    head = ["benchmark", "n", "score %", "95 % interval", "too long", "cut/missing"]
-    rows = []
+def print_scores(summaries: list):
+    """Print a line for each benchmark: ours with its interval, and the paper's figures."""
     for s in summaries:
         low, high = s["interval_95"]
         name = f"{s['benchmark']} ({s['variant']})" if s["variant"] else s["benchmark"]
-        row = [name, s["n"], f"{s['score']:.1f}", f"{low:.1f} to {high:.1f}"]
-        row += [s["prompts_too_long"], s["cut_or_missing"]]
-        row += [s["paper"].get(system, "-") for system in SYSTEMS]
-        rows.append(row)
-    print(table(head + [f"paper: {system}" for system in SYSTEMS], rows))
-    print("\nInterval: bootstrap over records. The paper's protocols are partly unknown: see "
-          "eval/README.md before comparing.")
+        failures = f"too long {s['prompts_too_long']}, cut or missing {s['cut_or_missing']}"
+        paper = "".join(f"; paper, {system}: {value}" for system, value in s["paper"].items())
+        print(f"{name:24} {s['score']:5.1f} % ({low:.1f} to {high:.1f}) of {s['n']} records; "
+              f"{failures}{paper}")
+    print("\nIn brackets: 95 % interval, bootstrap over records. The paper's protocols are partly "
+          "unknown: see eval/README.md before comparing.")
     for s in summaries:
         print(f"{s['benchmark']}: " + "; ".join(filter(None, [s["note"], s["file"]])))
 

@@ -107,19 +107,17 @@ def mean_score(verdicts) -> float:
     return 100 * sum(v.score for v in verdicts) / max(1, len(verdicts))
 
 
-def bootstrap(
-    verdicts: list, overall=mean_score, seed: int = 0, draws: int = 1000
-) -> tuple[float, float]:
+def bootstrap(verdicts: list, overall) -> tuple[float, float]:
     """Percentile interval (95 %) of overall(verdicts) over verdicts drawn with replacement.
 
     It has no width where all verdicts are equal (0 % and 100 %).
     """
-    picks = np.random.default_rng(seed).integers(0, len(verdicts), (draws, len(verdicts)))
+    picks = np.random.default_rng(0).integers(0, len(verdicts), (1000, len(verdicts)))
     low, high = np.percentile([overall([verdicts[i] for i in row]) for row in picks], [2.5, 97.5])
     return float(low), float(high)
 
 
-def results(records: list, verdicts: list, overall=mean_score) -> dict:
+def results(records: list, verdicts: list, overall) -> dict:
     """{"score", "n", "interval_95", "categories", "metrics"} of one benchmark, in percent.
 
     metrics: means of the numbers in the verdicts' extra, as they are.

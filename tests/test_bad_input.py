@@ -8,7 +8,6 @@ import curriculum
 import genenv
 from helpers import one_line
 
-TASKS = ["--preset", "tiny", "--world", "tool_calls", "--model", "m", "--base-tasks"]
 MISTAKES = {  # (argv, the option or file that the line must name)
     "option misspelt": (["--epoch", "3"], "--epochs"),
     "four bits of a tiny model": (["--quant", "nf4", "--model", "worlds/base/ladder"], "--quant"),
@@ -20,10 +19,10 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "simulator's model alone": (["--env-model", "m"], "--env-model"),
     "no model": (["--world", "tool_calls"], "--model"),
     "model is a file": (["--model", "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl"),
-    "tasks not there": ([*TASKS, "{tmp}/none.jsonl"], "{tmp}/none.jsonl"),
-    "tasks broken": ([*TASKS, "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl, line 2"),
+    "tasks broken": (
+        ["--preset", "tiny", "--world", "tool_calls", "--model", "m",
+         "--base-tasks", "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl, line 2"),
     "teacher without tasks": (["--variant", "teacher"], "--teacher-tasks"),
-    "out is a file": (["--out", "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl"),
     "out is not empty": (["--out", "{tmp}"], "{tmp}"),
     "resume nothing": (["--resume", "--out", "{tmp}/none"], "{tmp}/none"),
     "no examples to imitate": (

@@ -71,9 +71,8 @@ def test_a_good_plan_passes_and_costs_what_it_should():
 
 # -------------------------------------------------------------- eight commonsense constraints
 
-ROUTE, SANDBOX = "is_reasonable_visiting_city", "is_valid_information_in_sandbox"
-CITY, ABSENT, NIGHTS = ("is_valid_information_in_current_city", "is_not_absent",
-                        "is_valid_accommodation")
+ROUTE, CITY = "is_reasonable_visiting_city", "is_valid_information_in_current_city"
+ABSENT, NIGHTS = "is_not_absent", "is_valid_accommodation"
 
 
 @pytest.mark.parametrize("names, fields", [
@@ -85,8 +84,7 @@ CITY, ABSENT, NIGHTS = ("is_valid_information_in_current_city", "is_not_absent",
     ({NIGHTS}, {"accommodation_1": "Long Stay, Reno", "accommodation_2": "Long Stay, Reno"}),
     # a name that fits two hotels is not held against the plan, though a night is too short for both
     (set(), {"accommodation_1": "o, Reno", "accommodation_2": "Lo, Reno"}),
-    (set(), {"breakfast_3": "Inn, Home"}),  # an inn of the same name in another city
-    ({SANDBOX}, {"transportation_2": "Taxi within Reno"})])
+    (set(), {"breakfast_3": "Inn, Home"})])  # an inn of the same name in another city
 def test_commonsense_rules(names, fields):
     """Plans would pass that the official evaluator fails, and the other way round."""
     assert failed(judge(changed(**fields))) == names

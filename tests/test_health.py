@@ -41,8 +41,6 @@ def warnings_of(records, **options):
 SICK = {  # name: (last epochs with these fields, fields, the one warning)
     "repeats itself": (3, dict(invalid={"duplicate in the batch": 40}, distinct_tasks=8),
                        "collapse"),
-    "uses few skills": (1, dict(skill_entropy=1.1), "collapse"),
-    "starves": (1, dict(env_kept=1), "starvation"),
     "is never updated": (1, dict(env_kept=8, env_steps=0), "starvation"),
     "has only hard tasks": (1, dict(zero_variance=1.0, reward=0.0, env_kept=0), "no signal"),
     "gets cut-off answers": (1, dict(truncated=0.4), "cut off"),
