@@ -231,7 +231,7 @@ def test_play_scores_what_happened():
 
 
 def test_an_attempt_out_of_turns_earns_nothing_and_may_be_well_formed():
-    """Otherwise it would be counted as cut off, and its task as one that cannot be evaluated."""
+    """Otherwise a task that nobody solves in time would count as one that cannot be evaluated."""
     text = ["go to counter", "you see mug plate ."]
     scores = [attempt_score(WORLD, TASK, Rollout(0, [], [], limit=limit), text)
               for limit in ("too many turns", "too many tokens")]
