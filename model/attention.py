@@ -3,8 +3,9 @@
 Paper: not in it; this is what makes a group cost P + G*R tokens instead of G*(P + R), in sampling
 and in training.
 
-Usage: policy.py lays groups out with `packing.pack` and has `attention_layout` cut such rows; it changes a
-model with `patch`. transformers' models then call `group_attention`, PEFT's layers `lora_linear`.
+Usage: policy.py lays groups out with `packing.pack`, cuts such rows with `attention_layout`, and
+changes a model with `patch`. transformers' models then call `group_attention`, PEFT's layers
+`lora_linear`.
 
 Deviations: the library's own attention and LoRA layer give the same numbers with more memory or
 more passes; tests/test_policy.py compares each with the plain one.

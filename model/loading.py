@@ -263,8 +263,8 @@ def check_base(folder, model: str):
     present = weights_of(model)
     if trained_on and present:
         if trained_on != present:
-            raise UserError(f"the adapter {folder} was trained on other weights ({name}) than those "
-                            f"of {model}: give those as the model")
+            raise UserError(f"the adapter {folder} was trained on other weights ({name}) than "
+                            f"those of {model}: give those as the model")
     elif name != model:
         print(f"the adapter {folder} was trained on {name}, whose weights cannot be compared with "
               f"those of {model}")

@@ -46,9 +46,9 @@ HALF_RATE = ["--agent-lr", "1e-3"]
 
 
 def cross_cells() -> dict:
-    """Return {cell: options} of the cross on the ladder: is the simulator trained, are its seed tasks
-    curated, how many of them are base tasks, and does alpha follow success (at the agent's full
-    rate and at half of it)."""
+    """Return {cell: options} of the cross on the ladder: is the simulator trained, are its seed
+    tasks curated, how many of them are base tasks, and does alpha follow success (at the agent's
+    full rate and at half of it)."""
     cells = {}
     for variant in ("genenv", "random"):
         for selection in ("uniform", "curated"):
@@ -67,28 +67,23 @@ def cross2_cells() -> dict:
     """Return {cell: options} of what the cross left out: a quarter of the seed tasks from the base
     set under a schedule that follows success. And two references from the cross, on the same
     models."""
-    quarter = ["--base-share", "0.25"]
-    curated = ["--seed-selection", "curated"]
-    untrained = ["--variant", "random"]
     integral = ["--alpha-schedule", "integral"]
-    return {
-        "genenv, uniform, integral": [*quarter, *integral],
-        "genenv, uniform, steered": [*quarter, *STEERED],
-        "genenv, curated, integral": [*quarter, *curated, *integral],
-        "genenv, curated, steered": [*quarter, *curated, *STEERED],
-        # a run without training reads no other option of STEERED
-        "random, curated, integral": [*untrained, *quarter, *curated, *integral],
-        "random, uniform": [*untrained, *quarter],
-        "random, curated": [*untrained, *quarter, *curated],
-        "genenv, default": []}
+    cells = {"genenv, default": []}
+    for selection in ("uniform", "curated"):
+        options = ["--base-share", "0.25", "--seed-selection", selection]
+        cells[f"genenv, {selection}, integral"] = [*options, *integral]
+        cells[f"genenv, {selection}, steered"] = [*options, *STEERED]
+        cells[f"random, {selection}"] = ["--variant", "random", *options]
+    # a run without training reads no other option of STEERED
+    cells["random, curated, integral"] = [*cells["random, curated"], *integral]
+    return cells
 
 
 def cross2_comparisons() -> list:
     """Return (cell, the cell that is taken from it), as named before the runs."""
     rival = "random, curated, integral"
     trained = [name for name in cross2_cells() if name.startswith("genenv")]
-    return [
-        *((name, rival) for name in trained),
+    return [(name, rival) for name in trained] + [
         (rival, "random, curated"), (rival, "random, uniform"),
         ("random, curated", "genenv, default"),
         ("genenv, uniform, integral", "random, uniform"),
