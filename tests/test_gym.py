@@ -27,7 +27,7 @@ from policy import Rollout
 
 library = pytest.mark.skipif(find_spec("reasoning_gym") is None,
                              reason="its users install it: worlds/README.md says how")
-LEVELS = json.loads(gym.TABLE.read_text())["levels"]
+TABLE = json.loads(gym.TABLE.read_text())
 OPTIONS = replace(genenv.Options(), world="gym", **gym.World.DEFAULTS)
 
 
@@ -110,16 +110,15 @@ def test_a_line_makes_the_same_item_in_every_process():
         env = {**os.environ, "PYTHONHASHSEED": seed}
         items = subprocess.check_output([sys.executable, "-c", ITEMS], env=env)
         printed.append(json.loads(items))
-    assert len(printed[0]) >= len(LEVELS) // 3
+    assert len(printed[0]) >= len(TABLE["levels"]) // 3
     for one, other in zip(*printed):
         assert one == other
 
 
 def test_families_that_are_excluded_are_refused_by_name(world):
     """Otherwise their scorers would run what a model wrote."""
-    assert not set(gym.LEFT_OUT) & set(LEVELS)
+    assert not TABLE["left_out"].keys() & TABLE["levels"].keys()
     user_error("countdown is excluded: its scorer evaluates", gym.World, options("gcd,countdown"))
-    user_error("sokoban is excluded", gym.World, options("sokoban"))
     user_error("did you mean chain_sum", gym.World, options("chain_sums"))
     user_error("gcd: the answer is too long", gym.World, options("gcd", max_response_tokens=2))
 
@@ -170,9 +169,7 @@ def test_what_takes_too_long_is_ended_and_leaves_no_trace(monkeypatch):
 
 
 @pytest.mark.parametrize("line, reason", [
-    ("chain_sum", "malformed"), ("chain_sum item -1", "malformed"),
-    ("chain_sum num_terms=1 num_terms=1 item 5", "malformed"),
-    ("chain_sum num_terms=" + "9" * 10_000 + " item 5", "malformed"),
+    ("chain_sum item -1", "malformed"), ("chain_sum num_terms=1 num_terms=1 item 5", "malformed"),
     ("chain_sum item " + "9" * 10_000, "malformed"), ("chain_sum item \u0665", "malformed"),
     ("countdown item 5", "unknown family"),
     ("chain_sum word_len=1 item 5", "unknown knob"),
@@ -195,10 +192,10 @@ def test_a_line_is_its_task_again(world):
 
 
 @pytest.mark.parametrize("response, expected", [
-    ("<answer>6</answer>", (1.0, True)), ("1+5 is <answer> 6\n</answer>, I think", (1.0, True)),
+    ("1+5 is <answer> 6\n</answer>, I think", (1.0, True)),
     ("<answer>5</answer> no, <answer>6</answer>", (1.0, True)), ("<answer>7</answer>", (0.0, True)),
     ("<answer>6", (0.0, False)), ("<answer> </answer>", (0.0, False)),
-    ("6</answer><answer>", (0.0, False)), ("<answer>6</answer>" + " " * 10_000, (0.0, False))])
+    ("6</answer><answer>", (0.0, False))])
 def test_an_answer_is_between_the_last_tags(world, response, expected):
     """Otherwise thinking would be scored, or a right answer be lost."""
     assert world.score(world.make("chain_sum", {}, 6), response) == expected
@@ -238,11 +235,3 @@ def test_a_warm_start_shows_the_levels_that_were_asked_for(world, monkeypatch):
     held_out = questions().pop()
     monkeypatch.setitem(world.splits, "tuning", [Task(held_out, {})])
     assert held_out not in questions()
-
-
-def test_without_the_package_one_line_says_what_to_install(monkeypatch):
-    """Otherwise it would be a traceback from deep inside."""
-    monkeypatch.setattr(gym, "find_spec", lambda name: None)
-    user_error("pip install reasoning-gym", gym.World, OPTIONS)
-
-

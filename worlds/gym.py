@@ -15,9 +15,11 @@ where on the library's scale the agent stands, so a bandit over (family, levels)
 rival.
 
 Which levels exist for a run does not depend on the machine: gym_levels.json, made once by
-scripts/gym_levels.py (commit b946650), has what is made fast and small and is paid. As a last
-resort an item that takes LIMIT seconds of CPU time "cannot be made" (a timer, on the main thread
-only: a run plays there, while another trainer may score answers on other threads).
+scripts/gym_levels.py (commit b946650), has what is made fast and small and is paid, and why other
+families are left out: a scorer that evaluates would run what a model wrote (`eval`, or parse_expr
+of sympy, which calls it). As a last resort an item that takes LIMIT seconds of CPU time "cannot be
+made" (a timer, on the main thread only: a run plays there, while another trainer may score answers
+on other threads).
 """
 import io
 import json
@@ -37,19 +39,6 @@ from worlds.tiny_model import chat, in_words
 
 INSTALL = "pip install reasoning-gym==0.1.25 (it needs a C compiler)"
 TABLE = Path(__file__).with_name("gym_levels.json")
-# Families that are excluded whatever their items are; the table adds those whose items fail. A
-# scorer that evaluates would run what a model wrote (`eval`, or parse_expr of sympy, which calls
-# it).
-EVALUATES = "its scorer evaluates the answer"
-LEFT_OUT = dict.fromkeys((
-    "binary_matrix", "n_queens", "spiral_matrix", "string_insertion", "countdown", "puzzle24",
-    "polynomial_multiplication", "simple_integration", "intermediate_integration"), EVALUATES)
-LEFT_OUT |= dict.fromkeys(("isomorphic_strings", "ransom_note", "word_ladder"),
-                          "a line makes other items in other processes")
-LEFT_OUT["coin_flip"] = "an answer such as 1e999999999 stops its scorer"
-LEFT_OUT["sokoban"] = "an item takes seconds"
-LEFT_OUT["number_sequence"] = "now and then an item takes seconds"
-
 LINE = re.compile(r"([a-z0-9_]+)((?: [a-z0-9_]+=[0-9]{1,2})*) item ([0-9]{1,4})")
 # numbers of items: a run draws from RUN, held-out tasks have others
 RUN = range(1000)
@@ -185,12 +174,13 @@ def answer_in(response: str) -> str:
 # the world
 
 
-def checked_families(text: str, known, excluded: dict):
+def checked_families(text: str, table: dict):
     """Return the families of a text such as "gcd,lcm" or "all", each once. Raises UserError for an
     unknown or an excluded one."""
+    known, excluded = list(table["levels"]), table["left_out"]
     if text == "all":
         print("makes items of all families, for a minute or two ...", flush=True)
-        return list(known)
+        return known
     names = list(dict.fromkeys(text.replace(" ", "").split(",")))
     for name in names:
         if name in excluded:
@@ -222,10 +212,9 @@ class World(worlds.World):
             )
         table = json.loads(TABLE.read_text())
         families = self.option("families")
-        excluded = table["left_out"] | LEFT_OUT
         # {family: {knob: its highest level}}; knobs that cannot move are not in a line
         self.levels = {}
-        for family in checked_families(families, table["levels"], excluded):
+        for family in checked_families(families, table):
             tops = table["levels"][family]
             self.levels[family] = {knob: top for knob, top in tops.items() if top}
         self.splits, self.questions = {split: [] for split in SIZES}, set()
