@@ -21,13 +21,12 @@ these fields; printed are those with something in them, with --json all, as one 
     "limit"                 what cut the answer off, such as "too many tokens"; "" if nothing did
 
 Tool calls. A request is enough; the right calls need not be given. Nothing is ever executed:
-whoever carries a call out has to check it first. Calls that do not fit their function are named,
-and so are values that the request does not mention. --json then has four more fields:
+whoever carries a call out has to check it first. Calls that do not fit their function are named.
+--json then has three more fields:
 
-    "calls"       null if none can be read
-    "fault"       what is wrong with the calls
-    "ungrounded"  values of the calls that the request does not mention
-    "offered"     names of the functions in the prompt (worlds/tools/offers.py)
+    "calls"    null if none can be read
+    "fault"    what is wrong with the calls
+    "offered"  names of the functions in the prompt (worlds/tools/offers.py)
 
 Functions are those of the run; with a held-out request also its own.
 

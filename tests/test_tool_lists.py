@@ -43,19 +43,19 @@ def listed(folder, *values):
 
 @pytest.mark.parametrize("how", SHAPES)
 def test_a_list_of_tools_gets_in_unchanged(how, tmp_path):
+    """Otherwise an agent would learn other functions than those of its user."""
     tools, notes = read_tools(listed(tmp_path, *SHAPES[how]))
     assert tools["ring"] == RING and not notes
     assert argument_fault({"x": 1}, tools["shut"]["parameters"])
 
 
 def test_what_is_left_out_is_counted_and_named(tmp_path):
-    """A tool without a schema is read as one without arguments: nothing said, every call was
-    wrong."""
+    """Otherwise every call of a tool without a schema would be wrong, silently."""
     tools, notes = read_tools(listed(
-        tmp_path, RING, {**RING, "description": "Another."}, {"name": "a b"},
-        {"name": "bare"}, {"type": "web_search"}, {"type": "bash_20250124", "name": "bash"}))
+        tmp_path, RING, {**RING, "description": "Another."}, {"name": "bare"},
+        {"type": "web_search"}, {"type": "bash_20250124", "name": "bash"}))
     assert [*tools] == ["ring", "bare"]
-    assert list(notes.values()) == [["ring"], ["a b"], ["bare"], ["entry 5"], ["bash"]]
+    assert list(notes.values()) == [["ring"], ["bare"], ["entry 4"], ["bash"]]
 
 
 @pytest.mark.parametrize("data, what", [
@@ -63,35 +63,30 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
     (b"\xff\xfe[]", "not UTF-8"),
     (b"[" * 900 + b"]" * 900, "nested too deeply")])
 def test_a_list_without_a_tool_is_one_line(data, what, tmp_path):
+    """Otherwise a file of another kind would be a traceback."""
     path = tmp_path / "tools.json"
     path.write_bytes(data)
     user_error(f"{path}.*{what}", read_tools, path)
-    user_error("no such file", read_tools, tmp_path / "absent")
 
 
 def test_names_of_all_kinds_are_taken():
     """Otherwise a server's functions would be left out for a dot or another script."""
-    for name in ("a.b-c", "检索", "class", "fs/21st_builder", "n" * 128):
+    for name in ("a.b-c", "检索", "fs/21st_builder", "n" * 128):
         assert normalized_tool(tool(name, **{"user id": TEXT})) == tool(name, **{"user id": TEXT})
-    for name in ("", "a b", "a(b", "n" * 129, "a\nb"):
+    for name in ("", "a(b", "n" * 129, "a\nb"):
         raised(InvalidTask, None, normalized_tool, {"name": name})
 
 
 @pytest.mark.parametrize("cursors, is_whole", [
-    (["b2Zm"], False), (["b2Zm", None], True), ([None, "b2Zm"], True), (["b2Zm", "c3"], False),
-    ([None], True)])
+    (["b2Zm"], False), (["b2Zm", None], True), (["b2Zm", "c3"], False), ([None], True)])
 def test_a_list_whose_last_page_is_missing_is_noted(cursors, is_whole, tmp_path):
     """Otherwise an agent would train on the first page of an MCP server's functions."""
     pages = []
     for n, cursor in enumerate(cursors):
-        page = {"tools": [{"name": f"f{n}", "inputSchema": {"type": "object"}}]}
-        if cursor or n:
-            page["nextCursor"] = cursor
-        pages.append({"jsonrpc": "2.0", "id": n, "result": page})
-    for values in (pages, [pages]):
-        tools, notes = read_tools(listed(tmp_path, *values))
-        assert len(tools) == len(cursors) and bool(notes) != is_whole
-        assert all("nextCursor" in note for note in notes)
+        tools = [{"name": f"f{n}", "inputSchema": {"type": "object"}}]
+        pages.append({"jsonrpc": "2.0", "id": n, "result": {"tools": tools, "nextCursor": cursor}})
+    tools, notes = read_tools(listed(tmp_path, *pages))
+    assert len(tools) == len(cursors) and bool(notes) != is_whole
 
 
 # ---------------------------------------------------------------------------------------------
@@ -104,7 +99,7 @@ KINDS = {"type": "object", "properties": {"kind": TEXT, "size": WHOLE},
 FITS = [
     ({"oneOf": [WHOLE, TEXT]}, [3, 2.0], [1.5, True, None]),
     ({"const": 3}, [3.0], ["3"]), ({"const": None}, [None], ["a"]),
-    ({"items": True, "uniqueItems": True}, [[], [1, 1]], [1]),
+    ({"items": True}, [[]], [1]),
     ({"type": "array", "items": [TEXT, WHOLE], "additionalItems": False}, [["a", 1]],
      [[1, "a"], ["a", 1, 1]]),
     (schema(a=TEXT) | {"additionalProperties": {}}, [], [{"a": "b", "c": 1}]),
@@ -112,8 +107,7 @@ FITS = [
      [{}, {"a": "b", "c": 1}], [{"b": 1}, {"c": "1"}]),
     ({"allOf": [{"$ref": "#/$defs/Place"}], "default": {"x": 0}}, [{"x": 1}],
      [{}, {"x": 1, "y": 1}]),
-    ({"allOf": [PLACE, schema(y=TEXT)]}, [{"x": 1, "y": "a"}],
-     [{"x": 1}, {"x": 1, "y": "a", "z": 1}]),
+    ({"allOf": [PLACE, schema(y=TEXT)]}, [{"x": 1, "y": "a"}], [{"x": 1}]),
     # within itself anything fits
     ({"$ref": "#/$defs/Tree"},
      [{"name": "a", "kids": [{"name": 1}]}], [{"name": 1, "kids": []}, {"name": "a"}]),
@@ -144,7 +138,7 @@ def test_what_a_schema_says_is_checked(given, good, bad):
     ({"type": "string", "pattern": "a"}, False), ({"patternProperties": {"a": TEXT}}, False),
     (TEXT, True)])
 def test_what_a_model_wrote_has_no_patterns(part, is_taken):
-    """A slow regular expression would hold up the run; an argument may be called pattern."""
+    """Otherwise a slow regular expression would hold up the run."""
     given = {"task": "Find all that ends in txt.", "tools": [tool("f", pattern=part)], "calls": []}
     world = World.scorer("")
     world.tools = {}
@@ -153,7 +147,7 @@ def test_what_a_model_wrote_has_no_patterns(part, is_taken):
 
 
 def test_a_default_within_an_alternative_is_filled_in():
-    """What an optional object leaves out would be another call than what it spells out."""
+    """Otherwise an optional object without a default would be another call than one with it."""
     member = {"type": "object", "properties": {"n": {"type": "integer", "default": 1}}}
     tools = {"f": tool("f", a={"anyOf": [member, {"type": "null"}]})}
     texts = []
@@ -178,14 +172,13 @@ UNFIT = [
     ({"times": "integer"}, "not one object schema"),
     ({"type": "object", "required": ["a"]}, "required names"),
     (schema(a={"dependencies": {"x": ["y"]}}), "unsupported keyword"),
-    (schema(a={"type": "text", "enum": ["a"]}), "Unknown type 'text'"),
-    (schema(a=7), "malformed"), (schema(a={"description": "\ud800"}), "malformed"),
+    (schema(a={"type": "text", "enum": ["a"]}), "Unknown type 'text'"), (schema(a=7), "malformed"),
 ]
 
 
 @pytest.mark.parametrize("given, reason", UNFIT, ids=range(len(UNFIT)))
 def test_what_cannot_be_represented_is_left_out_and_counted(given, reason, tmp_path):
-    """One bad tool costs itself, not the run."""
+    """Otherwise one bad tool would end the run, or hang it."""
     unfit = {"name": "f", "parameters": given}
     tools, notes = read_tools(listed(tmp_path, unfit, RING))
     [note] = notes
@@ -198,29 +191,26 @@ def test_what_cannot_be_represented_is_left_out_and_counted(given, reason, tmp_p
 
 ASKED = "Ring the bell three times."
 CALL = call("ring", times=3)
-WRAPPED = {"id": "1", "type": "function", "function": {"name": "ring", "arguments": '{"times": 3}'}}
-OPENAI = {"type": "function", "function": RING}
-USER = {"role": "user", "content": ASKED}
-CHAT = [{"role": "system", "content": "Be kind."}, USER, {"role": "assistant", "content": None,
-        "tool_calls": [WRAPPED]}, {"role": "tool", "content": "ok"},
-        {"role": "assistant", "content": "OK"}]
 TASKS = {
     "ours": {"task": ASKED, "tools": [RING], "calls": [CALL]},
-    "a chat": {"messages": CHAT, "tools": [OPENAI], "id": 7},
+    "OpenAI's tools": {"task": ASKED, "tools": [{"type": "function", "function": RING}],
+                       "calls": [CALL], "id": 7},
     "the list's tools": {"task": ASKED, "calls": [CALL]},
-    "a table with nulls": {"task": ASKED, "tools": None, "calls": [{**CALL, "id": None}],
-                           "reference": None, "messages": None, "ordered": None}}
+    "a name of the list": {"task": ASKED, "tools": ["ring"], "calls": [CALL]},
+    "a table with nulls": {"task": ASKED, "tools": None, "calls": [CALL], "reference": None,
+                           "ordered": None}}
 
 
 @pytest.mark.parametrize("shape", TASKS)
 def test_base_tasks_of_every_shape_are_one_task(shape, tmp_path):
+    """Otherwise a task would be another one for its tools' form."""
     task, = read_tasks(lines(tmp_path / "tasks.jsonl", [TASKS[shape]]), {"ring": RING})
     ours = make_task(TASKS["ours"], "base")
     assert (task.text, task.spec, task.id) == (ours.text, ours.spec, ours.id)
 
 
 def test_a_task_without_tools_has_the_right_one_and_others():
-    """With the right one alone nobody would see whether an agent can choose."""
+    """Otherwise nobody would see whether an agent can choose."""
     tools = {name: {**RING, "name": name} for name in ("ring", "b", "a", "c", "d")}
     shown = []
     for i in range(40):
@@ -231,14 +221,10 @@ def test_a_task_without_tools_has_the_right_one_and_others():
     assert {names.index("ring") for names in shown} != {0}  # its place does not give it away
 
 
-LOST = [
-    ({"calls": [call("sing")]}, "'sing' is not in the list"),
-    ({"calls": [{**CALL, "arguments": "{3}"}]}, "'arguments', a JSON object"),
-    ({"task": None, "messages": CHAT, "calls": []}, "no text under 'task'"),
-]
-
-
-@pytest.mark.parametrize("line, what", LOST)
-def test_a_line_that_would_lose_something_is_refused(line, what, tmp_path):
-    path = lines(tmp_path / "tasks.jsonl", [{"task": ASKED, **line}])
+@pytest.mark.parametrize("name, arguments, what", [
+    ("sing", {}, "'sing' is not in the list"), ("ring", "{3}", "'arguments', a JSON object")])
+def test_a_call_that_cannot_be_read_is_refused(name, arguments, what, tmp_path):
+    """Otherwise a run would end in a traceback, or learn another call."""
+    line = {"task": ASKED, "calls": [{"name": name, "arguments": arguments}]}
+    path = lines(tmp_path / "tasks.jsonl", [line])
     assert what in user_error(None, read_tasks, path, {"ring": RING})

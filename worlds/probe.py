@@ -203,7 +203,7 @@ def text_fault(world, policy, task) -> str:
     written = "\n".join(policy.decode(policy.encode(line) + policy.end_of_turn) for line in lines)
     reward, _ = world.score(task, response_of(world, task, written))
     if reward < 1:
-        return f"has the answer {gold[:80]!r}, which this tokenizer turns into {written[:80]!r}"
+        return f"has the answer {gold[:80]!r}, which comes back as {written[:80]!r} and earns less"
     number = len(policy.encode(gold))
     if number >= world.o.max_response_tokens and not is_episode:
         return f"has a right answer of {number} tokens: raise --max-response-tokens above that"

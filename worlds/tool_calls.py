@@ -14,7 +14,7 @@ object per line (worlds/tools/example_tasks.jsonl has 51, and is the default):
 
 A task has 1 to 32 tools and at most 8 calls; `"calls": []` means that none of the tools does what
 is asked, and the agent then answers `none`, which its prompt mentions only if some task has that
-answer. worlds/tools/tool_lists.py reads other shapes of tools, calls and lines. With --tools FILE,
+answer. worlds/tools/tool_lists.py reads other shapes of tools. With --tools FILE,
 tasks without tools have those of the list that they call, and others up to three. Every line is
 checked before a model is loaded. An eighth of the file is held out for validation; of TUNED tasks
 or more another for tuning.
@@ -57,7 +57,7 @@ from errors import UserError, first_line, printable
 from worlds import NO_SEED, InvalidTask
 from worlds.tiny_model import chat
 from worlds.tools import tool_lists
-from worlds.tools.leaks import leaks, loopholes, ungrounded
+from worlds.tools.leaks import leaks, loopholes
 from worlds.tools.offers import MOST_OFFERED, candidates, short_list
 from worlds.tools.schemas import DECODER, MAX_CALLS, MAX_CHARS, call_fault, canonical, \
     check_calls, graded_calls, json_value, load_object, normal_calls, objects_of, structured, \
@@ -150,10 +150,10 @@ def _keys_of_json(task: str) -> tuple:
     return tuple(keys)
 
 
-def read_tasks(path: str, tools=None):
-    """Return every task of a JSONL file, in the shapes of tool_lists.normalized_record.
+def read_tasks(path: str, tools: dict):
+    """Return every task of a JSONL file.
 
-    tools: {name: spec} of --tools, for tasks without tools of their own. Raises UserError with the
+    tools: {name: spec} of --tools, for tasks without tools of their own; may be empty. Raises UserError with the
     first bad lines.
     """
     text = tool_lists.read_text(path, "--base-tasks and --validation-tasks take JSONL")
@@ -177,7 +177,7 @@ def read_tasks(path: str, tools=None):
     return tasks
 
 
-def _task_of_line(line: str, tools):
+def _task_of_line(line: str, tools: dict):
     """Return (a line of a task file as a task, what it asks, given which tools). Raises InvalidTask
     with .detail."""
     try:
@@ -190,10 +190,6 @@ def _task_of_line(line: str, tools):
     except (ValueError, RecursionError) as error:
         detail = f"{first_line(error)}; write one object per line"
         raise InvalidTask("not one JSON object", detail) from None
-    world = World.scorer("")
-    gold = world.gold(task)
-    if world.score(task, gold)[0] != 1:
-        raise InvalidTask("malformed task", f"the right answer {gold!r:.80} cannot be read back")
     # tools that the line leaves out depend on its calls
     return task, canonical([task.text, record.get("tools") and task.spec["tools"]])
 
@@ -374,17 +370,13 @@ class World(worlds.World):
         return split(base, held_out, file)
 
     def _print_what_was_read(self):
-        """Print one line of numbers, and one for examples that no run would write."""
+        """Print one line of numbers."""
         held_out, tuning, train = map(len, self.splits.values())
         line = f"{len(self.tools)} functions, {train} examples to learn from, {tuning} for " \
             f"tuning, {held_out} held out"
         if held_out < FEW:
             line += " (too few to measure with: give fifty or more in --validation-tasks)"
         print(line, flush=True)
-        ungrounded_texts = [task.text for task in self.base_tasks() if ungrounded(task)]
-        if self.tools and ungrounded_texts:
-            print("examples whose request lacks a value of its calls: "
-                  f"{len(ungrounded_texts)}, the first {ungrounded_texts[0]!r:.90}")
 
     def base_tasks(self):
         """Return the tasks of --base-tasks that are not held out."""
@@ -506,9 +498,9 @@ class World(worlds.World):
         return float(is_right), True  # Eq. 1: 1[a' = a]
 
     def graded(self, task, response, reward):
-        """Return the reward, or for calls their partial credit, as Tool-R0 gives it
+        """Return the reward, or for calls in any order their partial credit, as Tool-R0 gives it
         (schemas.graded_calls)."""
-        if not structured(task):
+        if not structured(task) or task.spec["ordered"]:
             return reward
         calls = parse_calls(response) or []
         return max(reward, graded_calls(calls, task))
@@ -534,20 +526,16 @@ class World(worlds.World):
         return replace(task, spec={**task.spec, "tools": tools})
 
     def remarks(self, task, response) -> dict:
-        """Return the calls of an answer, what is wrong with them, values that the request does not
-        mention, and the names of the functions offered."""
+        """Return the calls of an answer, what is wrong with them, and the names of the functions
+        offered."""
         if not structured(task):
             return {}
-        # a call of a function learned in training but not offered now is no fault
-        by_name, calls = candidates(self, task), parse_calls(response)
-        fault, missing = "no call can be read", ""
+        calls, fault = parse_calls(response), "no call can be read"
         if calls is not None:
-            fault = call_fault(calls, by_name, least=0)
-        # a right answer may have a value that the request does not mention
-        if not fault and self.score(task, response)[0] < 1:
-            missing = ungrounded(Task(task.text, {"tools": list(by_name.values()), "calls": calls}))
+            # a call of a function learned in training but not offered now is no fault
+            fault = call_fault(calls, candidates(self, task), least=0)
         offered = [tool["name"] for tool in self.offered(task).spec["tools"]]
-        return {"calls": calls, "fault": fault, "ungrounded": missing, "offered": offered}
+        return {"calls": calls, "fault": fault, "offered": offered}
 
     # ---- what the figures need
 

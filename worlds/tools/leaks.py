@@ -7,14 +7,12 @@ reward both wherever their p_hat lands near alpha.
 
 `leaks` also reads a teacher's tasks, so it refuses only what a fair task never has: a text that
 states the call, a question that contains its answer. `loopholes` is only for the simulator's tasks:
-every value of the calls has to be mentioned in the request. A text is mentioned if half of its
-words are ("Berkeley, CA" by Berkeley), a number also in words or in a larger unit, a date also by
-the name of its month, a boolean also by the name of its argument. Defaults need not be.
+every value of the calls has to be mentioned in the request, a text by half of its words ("Berkeley,
+CA" by Berkeley), a boolean by the name of its argument. Defaults need not be.
 
-Deviations: all of this is a heuristic for English that compares words. "Council Bluffs, VA" passes,
-"Berlin" for "the capital of Germany" does not; no base task is refused by it.
+Deviations: all of this compares texts and digits only: "thirty", "7 pm" for 19 and "30 %" for 0.3
+are refused (commit b946650 read them), "Council Bluffs, VA" passes. No base task is refused by it.
 """
-import calendar
 import re
 from os.path import commonprefix
 
@@ -24,20 +22,7 @@ from worlds.tools.schemas import argument_leaves, canonical, normal_calls, objec
 from worlds.tools.texts import as_read, joined, texts_as_read, words_of
 
 # words_of splits at apostrophes: "don't" is "don" and "t"
-REPEAT_WORDS = {"again", "repeat", "repeatedly", "each", "every", "times", "twice"}
 NEGATIONS = {"no", "not", "without", "off", "false", "never", "don", "isn", "doesn", "none", "un"}
-BELOW_TWENTY = ("zero one two three four five six seven eight nine ten eleven twelve thirteen "
-                "fourteen fifteen sixteen seventeen eighteen nineteen").split()
-BELOW_TEN = BELOW_TWENTY[1:10]
-TENS = "twenty thirty forty fifty sixty seventy eighty ninety".split()
-NUMBER_WORDS = {"no": 0, **{word: n for n, word in enumerate(BELOW_TWENTY)},
-                **{word: 10 * n for n, word in enumerate(TENS, 2)}, "hundred": 100}
-MONTHS = {month.lower(): n for names in (calendar.month_name, calendar.month_abbr)
-          for n, month in enumerate(names) if month}
-# unit of a request: what turns its number into that of the call, which may be of pieces, a share,
-# minutes or days
-FACTORS = {"thousand": 1e3, "k": 1e3, "million": 1e6, "percent": 0.01,
-           "hour": 60, "hours": 60, "weeks": 7}
 STEM = 4            # letters in which two forms of a word agree at least
 LONGEST_ENDING = 4  # letters at their ends in which they may differ
 FIRST_CJK = "\u2e80"  # the characters of Chinese, Japanese and Korean begin here
@@ -55,10 +40,9 @@ def loopholes(task) -> str:
     """Return why a task of the simulator's is solved by guessing: one of REASONS, or ""."""
     if not structured(task):
         return "more than one answer" if len(task.spec["reference"]) > 1 else ""
-    # the same call twice, though nothing in the request says so: once would be as right
+    # the same call twice: once would mostly be as right
     texts = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
-    repeats = len(set(texts)) < len(texts)
-    if repeats and REPEAT_WORDS.isdisjoint(words_of(task.text)):
+    if len(set(texts)) < len(texts):
         return "more than one answer"
     if ungrounded(task):
         return "not in the request"
@@ -121,8 +105,6 @@ class Request:
         self.stems_without_prefix = by_stem(re.sub("^(un|dis|de)", "", word) for word in words)
         self.has_negation = not NEGATIONS.isdisjoint(words)
         self.numbers = numbers_of(text)
-        self.numbers_in_other_units = {rounded(number * factor) for number in self.numbers
-                                       for factor in factors(text)}
 
 
 def ungrounded(task) -> str:
@@ -149,12 +131,11 @@ def uncalled(task) -> str:
     calls = task.spec.get("calls", ())
     if not calls:
         return ""
-    numbers = numbers_of(" ".join(normal_calls(calls, tools_of(task), ordered=False)))
-    called = {rounded(n / factor) for n in numbers for factor in factors(task.text)}
+    called = numbers_of(" ".join(normal_calls(calls, tools_of(task), ordered=False)))
     for digits in DIGITS.findall(joined(task.text)):
-        number = rounded(float(digits))
-        # 0 may be said by false or "off"; 7 may be 7 pm
-        if number and called.isdisjoint((number, number + 12)):
+        number = float(digits)
+        # 0 may be said by false or "off"
+        if number and number not in called:
             return digits
     return ""
 
@@ -169,11 +150,11 @@ def is_mentioned(value, name: str, request) -> bool:
         return value is False and mentions(request.stems_without_prefix, name)
     if isinstance(value, str):
         return text_is_mentioned(value, request)
-    return rounded(abs(value)) in request.numbers_in_other_units
+    return float(abs(value)) in request.numbers
 
 
 def text_is_mentioned(value: str, request) -> bool:
-    """Return whether a request has half of the words of a value, numbers also in other words."""
+    """Return whether a request has half of the words of a value; 04 is 4."""
     words, n_mentioned = words_of(value), 0
     for word in words:
         same_number = not request.numbers.isdisjoint(numbers_of(word))
@@ -212,42 +193,7 @@ def is_inflected(one: str, other: str) -> bool:
     return same >= STEM and same >= longest / 2 and longest - same <= LONGEST_ENDING
 
 
-# ---------------------------------------------------------------------------------------------
-# numbers in words
-
-
-def rounded(number: float) -> float:
-    """Return a number to 15 digits, without the noise of floats, so that 0.3 / 0.01 equals 30."""
-    return float(f"{number:.15g}")
-
-
-def factors(text) -> set:
-    """Return what a number of a text may be multiplied by: 1, and other factors for its units."""
-    words = words_of(text.replace("%", " percent "))
-    return {1, *(FACTORS[word] for word in words if word in FACTORS)}
-
-
 def numbers_of(text) -> set:
-    """Return the numbers of a text, in digits and in words, without a minus; 3 pm is 15, too."""
-    numbers, before = [], ""  # before: the last word, if it is a number
-    for word in words_of(text.replace("hundred and", "hundred")):
-        number = number_of(word)
-        # thirty-five, two hundred, one hundred and five
-        is_part = before == "hundred" or before in TENS and word in BELOW_TEN
-        if before and word == "hundred":
-            numbers[-1] *= 100
-        elif is_part and word in NUMBER_WORDS:
-            numbers[-1] += number
-        elif before and word in ("pm", "p"):
-            numbers.append(numbers[-1] + 12)
-        elif number is not None:
-            numbers.append(number)
-        before = "" if number is None else word
-    return set(numbers)
-
-
-def number_of(word: str):
-    """Return the number that a word is, a month's for its name; or None."""
-    if word[-1].isdecimal():  # words_of gives digits, with a point or a minus, or else letters
-        return abs(float(word))
-    return MONTHS.get(word, NUMBER_WORDS.get(word))
+    """Return the numbers that a text has in digits, without a minus."""
+    # words_of gives digits, with a point or a minus, or else letters
+    return {abs(float(word)) for word in words_of(text) if word[-1].isdecimal()}

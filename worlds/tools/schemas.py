@@ -276,18 +276,15 @@ def normal_calls(calls, tools: dict, ordered: bool):
 
 def graded_calls(calls, task) -> float:
     """Return partial credit: the `credit` of the best call for each expected one, on average;
-    surplus calls earn nothing and lower the average. In an ordered task only calls in the same
-    place are compared."""
+    surplus calls earn nothing and lower the average."""
     tools, expected, left = tools_of(task), task.spec["calls"], list(calls)
     total = 0.0
     for wanted in expected:
         schema = tools[wanted["name"]]["parameters"]
-        candidates = left[:1] if task.spec["ordered"] else left
-        credits = [credit(call, wanted, schema) for call in candidates]
+        credits = [credit(call, wanted, schema) for call in left]
         best = max(credits, default=0.0)
         total += best
-        # each call is used once, and one that earns nothing only where the order says which
-        if candidates and (best or task.spec["ordered"]):
+        if best:  # each call is used once
             del left[credits.index(best)]
     return total / max(1, len(calls), len(expected))
 

@@ -37,7 +37,7 @@ from referencing.jsonschema import DRAFT202012
 
 from errors import UserError, choose, first_line, no_file, printable
 from worlds import InvalidTask
-from worlds.tools.schemas import conforms, json_value, kinds, load_object, well_formed, with_parts
+from worlds.tools.schemas import conforms, json_value, kinds, well_formed, with_parts
 
 # of a function: a word of any script, with the dots, dashes and slashes that servers use
 NAME = re.compile(r"\w[\w.\-/]{0,127}")
@@ -108,8 +108,6 @@ def read_tools(path):
 
 def next_cursor(values):
     """Return the nextCursor of an MCP list if no page in the file is its last one, else None."""
-    if len(values) == 1 and isinstance(values[0], list):
-        values = values[0]
     answers = [value.get("result", value) for value in values if isinstance(value, dict)]
     pages = [answer for answer in answers if isinstance(answer, dict) and "tools" in answer]
     cursors = [page.get("nextCursor") for page in pages]
@@ -161,7 +159,7 @@ def _tools_in(value) -> list:
         if isinstance(value.get(key), (list, dict)):
             return _tools_in(value[key])
     # a record of a transcript or of a task file without tools is skipped, and not reported
-    records = {"jsonrpc", "serverInfo", "task", "messages"}
+    records = {"jsonrpc", "serverInfo", "task"}
     return [value] if records.isdisjoint(value) else []
 
 
@@ -333,60 +331,23 @@ def _typed(schema: dict) -> dict:
 
 
 # ---------------------------------------------------------------------------------------------
-# a line of a task file in our own form
+# a line of a task file
 
 
-def normalized_record(line: dict, listed=None) -> dict:
-    """Return a line of a task file in any of the shapes as {"task", "tools", "calls", ...} of our
-    own; the tools as they are there.
+def normalized_record(line: dict, listed: dict) -> dict:
+    """Return the FIELDS of a line of a task file, with all of its tools.
 
-    listed: {name: spec} of --tools; a task without tools of its own has those that it calls, and
-    others. Raises InvalidTask with .detail.
+    listed: {name: spec} of --tools. A name in the line means that tool of the list; a task without
+    tools has those that it calls, and others. Raises InvalidTask with .detail.
     """
-    line = {key: value for key, value in line.items() if value is not None}
-    if "messages" in line and line.keys().isdisjoint(("task", "calls")):
-        line |= _of_chat(line["messages"])
-    record = {key: line[key] for key in FIELDS if key in line}
-    if isinstance(record.get("calls"), list):
-        record["calls"] = [_normalized_call(call) for call in record["calls"]]
-        tools, listed = record.get("tools"), listed or {}
-        if tools is None:
-            record["tools"] = _listed_tools(record, listed)
-        elif isinstance(tools, list):  # a name means that tool of the list
-            record["tools"] = [listed.get(tool, tool) if isinstance(tool, str) else tool
-                               for tool in tools]
+    record = {key: line[key] for key in FIELDS if line.get(key) is not None}
+    tools = record.get("tools")
+    if "calls" in record and tools is None:
+        record["tools"] = _listed_tools(record, listed)
+    elif isinstance(tools, list):
+        record["tools"] = [listed.get(tool, tool) if isinstance(tool, str) else tool
+                           for tool in tools]
     return record
-
-
-def _of_chat(messages) -> dict:
-    """Return a chat of one request and the calls that answer it as {"task", "calls"}. Raises
-    InvalidTask."""
-    if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise InvalidTask("malformed task", "messages is not a list of objects")
-    requests, answers = [], []
-    for message in messages:
-        if message.get("role") == "user":
-            requests.append(message.get("content"))
-        if message.get("role") == "assistant" and message.get("tool_calls"):
-            answers.append(message["tool_calls"])
-    if len(requests) != 1 or len(answers) != 1:
-        raise InvalidTask("malformed task", f"messages: {len(requests)} of the user and "
-                          f"{len(answers)} of the assistant with 'tool_calls', not one of each")
-    return {"task": requests[0], "calls": answers[0]}
-
-
-def _normalized_call(call) -> dict:
-    """Return a call that is as it should be, wrapped by OpenAI, or has its arguments as JSON
-    text. Raises InvalidTask."""
-    call, normalized = _unwrapped(call), {}
-    if isinstance(call, dict):
-        normalized = {key: call.get(key) for key in ("name", "arguments")}
-        if isinstance(normalized["arguments"], str):
-            normalized["arguments"] = load_object(normalized["arguments"])
-    if not well_formed(normalized):
-        detail = f"a call without a 'name' or 'arguments', a JSON object: {call!r:.80}"
-        raise InvalidTask("malformed task", detail)
-    return normalized
 
 
 def _listed_tools(record: dict, listed: dict) -> list:
@@ -395,6 +356,9 @@ def _listed_tools(record: dict, listed: dict) -> list:
     if not listed:
         detail = "no tools: they belong in the line, or in the list of --tools"
         raise InvalidTask("tool schema", detail)
+    if not isinstance(record["calls"], list) or not all(map(well_formed, record["calls"])):
+        detail = "calls is not a list of calls, each a 'name' and 'arguments', a JSON object"
+        raise InvalidTask("malformed task", detail)
     called = {call["name"] for call in record["calls"]}
     for name in called - listed.keys():
         detail = f"{name!r:.80} is not in the list of --tools: {choose(name, listed)}"
