@@ -10,8 +10,8 @@ Deviations: the paper gives neither the coefficient of the penalty nor the value
 it puts on each step. Here the cap is on the whole update of an epoch: the step that crosses it is
 undone and ends the update. Penalty and cap are measured on unfiltered generations of this epoch. A
 task has one record in an epoch, however often it was written (data_pool.distinct). The KL estimator
-k1 (grpo.token_kl) is refused here: the KL sample stays the same during an update, so from the
-second step on k1 would push the simulator away from the texts it has just written.
+k1 (grpo.token_kl) is replaced by k3 here: the KL sample stays the same during an update, so from
+the second step on k1 would push the simulator away from the texts it has just written.
 
 How strong the weights are: over all p_hat in [0, 1] the paper's lam = 1, beta = 2 give a largest
 ratio of exp(1 - exp(-0.5)) = 1.48, but the filter comes first. Inside its band |p_hat - 0.5| <= 0.1
@@ -33,6 +33,8 @@ from grpo import KL_ESTIMATOR, finite_step, pad_rows, response_logps, token_kl
 from model.packing import by_prompt, split_groups
 from policy import Rollout
 
+# the estimator of the penalty: grpo.py's, but never k1 (see Deviations)
+PENALTY = "k3" if KL_ESTIMATOR == "k1" else KL_ESTIMATOR
 KL_SEEDS = 24  # the KL sample of an epoch: all texts written for this many seed tasks
 # nats per token; the paper gives no value. Updates of the embedded worlds move about 0.01: this is
 # a brake on a step that would leave the language of tasks, while --env-kl holds the simulator over
@@ -180,13 +182,11 @@ def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initi
         loss = -(w * logp * mask).sum() / tokens  # RWR: -sum w_i log pi_env(y_i | x_i)
         loss.backward()
         loss_of_step += loss.detach()
-    if KL_ESTIMATOR == "k1" and kl_texts:
-        raise ValueError("KL_ESTIMATOR k1 would push the simulator away from its texts: k2 or k3")
     kl_tokens = sum(r.tokens for r in kl_texts)
     for micro in split_groups(kl_texts, o.token_budget):  # indices of N kl_texts
         logp, mask = policy.logprobs([kl_texts[i] for i in micro], o.temperature)  # (N, R)
         ref_logp = pad_rows([initial[i] for i in micro])                              # (N, R)
-        kl = token_kl(logp, ref_logp) * mask  # KL to the initial simulator
+        kl = token_kl(logp, ref_logp, PENALTY) * mask  # KL to the initial simulator
         loss = o.env_kl * kl.sum() / kl_tokens
         loss.backward()
         loss_of_step += loss.detach()
