@@ -148,7 +148,7 @@ def test_first_gradient_is_that_of_eq_4():
     """Otherwise the update would not be REINFORCE with a group baseline and the KL to the untrained
     policy, on sampled tokens only: computed here the plain way."""
     policy = tiny_policy()
-    stats, made = update(policy, temperature=0.7, agent_kl=0.1, drawn=DRAWN, token_budget=40)
+    stats, gradient = update(policy, temperature=0.7, agent_kl=0.1, drawn=DRAWN, token_budget=40)
     clear(policy)
     gain, kl, tokens = 0, 0, 0
     advantages = group_advantages(REWARDS).flatten()
@@ -159,7 +159,7 @@ def test_first_gradient_is_that_of_eq_4():
         kl = kl + (own * ((ref - logp).exp() - 1 - (ref - logp))).sum()
         tokens += sum(r.drawn)
     ((0.1 * kl - gain) / tokens).backward()
-    assert close(made, gradients(policy, "agent"), 1e-4)
+    assert close(gradient, gradients(policy, "agent"), 1e-4)
     assert stats["kl"] == pytest.approx(kl.item() / tokens, rel=1e-4)
     assert stats["trained_tokens"] == tokens
 
@@ -254,8 +254,8 @@ def test_groups_without_signal_cost_no_forward_pass_and_have_no_kl():
     unknown = ([len(WORDS)], [[4], [5], [6]])  # no token of the model: a forward pass would raise
     groups = [mixed[0], unknown, mixed[1]]
     rewards = torch.stack([rewards[0], torch.ones(3), rewards[1]])
-    stats, made = update(policy, groups, rewards, agent_kl=0.5)
-    assert close(made, alone) and stats["zero_variance"] == pytest.approx(1 / 3)
+    stats, gradient = update(policy, groups, rewards, agent_kl=0.5)
+    assert close(gradient, alone) and stats["zero_variance"] == pytest.approx(1 / 3)
     for batch, rewards in ((groups, torch.ones(3, 3)), ([], torch.tensor([]))):
         # no policy and no optimiser: neither is touched
         stats = train_agent(None, None, batch, rewards)

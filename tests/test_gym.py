@@ -70,15 +70,15 @@ def test_every_family_pays_its_own_answer_and_no_other_text_raises(whole):
     """Otherwise a family would teach nothing, or one odd answer end a run."""
     odd = ["?", "9" * 900, "[" * 900, "1e999999999", "nan", "[NaN, NaN]", "\ud800", "1/0"]
     for family in whole.levels:
-        made = 0
+        n_items = 0
         for number in range(5):
             try:
                 task = whole.make(family, {}, number)
             except InvalidTask:  # now and then an item has no answer
                 continue
-            made += 1
+            n_items += 1
             assert whole.score(task, "So: " + whole.gold(task)) == (1.0, True), family
-        assert made >= 3, family
+        assert n_items >= 3, family
         for text in odd:
             response = f"<answer>{text}</answer>"
             reward, _ = whole.score(task, response)

@@ -80,7 +80,7 @@ def test_gradient_is_that_of_the_weighted_imitation_loss(budget, long, monkeypat
     policy, lam, kl_coef = tiny_policy(), 3.0, 0.3
     stats = update(policy, policy.optimizer("env", 0.0), RECORDS[:4], RECORDS[4:], lam=lam,
                    temperature=0.7, env_kl=kl_coef, token_budget=budget)
-    made = gradients(policy, "env")
+    gradient = gradients(policy, "env")
     clear(policy)
     w = [math.exp(lam * r) for r in R_ENV]
     nll, penalty = 0, 0
@@ -95,7 +95,7 @@ def test_gradient_is_that_of_the_weighted_imitation_loss(budget, long, monkeypat
     loss.backward()
     assert stats["env_kl"] == pytest.approx(kl.item(), rel=1e-4)
     assert stats["env_loss"] == pytest.approx(loss.item(), rel=1e-4)
-    assert close(made, gradients(policy, "env"), 1e-4)
+    assert close(gradient, gradients(policy, "env"), 1e-4)
     assert stats["env_weight_ratio"] == pytest.approx(math.exp(lam * 0.9), rel=1e-4)
     ess = sum(w) ** 2 / sum(x * x for x in w)  # effective sample size
     assert stats["env_ess"] == pytest.approx(ess, rel=1e-4)

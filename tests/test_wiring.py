@@ -78,12 +78,12 @@ def record(patch, owner, name, calls):
     result and the epoch."""
     function = getattr(owner, name)
 
-    def recorded(*given, **named):
-        arguments = inspect.signature(function).bind(*given, **named).arguments
+    def recorded(*values, **keywords):
+        arguments = inspect.signature(function).bind(*values, **keywords).arguments
         for key, value in arguments.items():
             if isinstance(value, list):
                 arguments[key] = [copy.copy(item) for item in value]
-        result = function(*given, **named)
+        result = function(*values, **keywords)
         at = sum(call.name == "end_epoch" for call in calls)
         calls.append(SimpleNamespace(**arguments, name=name, result=result, at=at))
         return result
@@ -123,7 +123,7 @@ def steps_of(calls):
                 seeds += len(read.seed_tasks)
             steps.append(SimpleNamespace(
                 at=call.at, seeds=of(calls[begin:end], "select_seed_tasks"), reads=reads,
-                texts=texts, new=[(seed, w) for seed, w in texts if w.task][:BATCH],
+                texts=texts, new_texts=[(seed, w) for seed, w in texts if w.task][:BATCH],
                 trials=call.result, play=calls[end - 1]))
             begin = end
     return steps
@@ -192,18 +192,21 @@ def test_seed_tasks_are_of_the_base_or_were_measured_recently(recording):
 def test_a_batch_is_filled_up_from_d_train(recording):
     """Otherwise earlier curricula would be forgotten, or batches differ in size."""
     train_pool, p_hats = recording.run.train_pool, {}
-    kept = {task.id for task in train_pool.base}
+    d_train = {task.id for task in train_pool.base}
     for step in recording.steps:
-        tried, new = [x.task.id for x in step.trials], [w.task.id for _, w in step.new]
-        assert tried[:len(new)] == new and kept.issuperset(tried[len(new):])
-        assert len(tried) == (14 if step.at else len(new))  # 12 and an eighth, however many are new
+        batch = [trial.task.id for trial in step.trials]
+        new_tasks = [w.task.id for _, w in step.new_texts]
+        n = len(new_tasks)
+        assert batch[:n] == new_tasks and d_train.issuperset(batch[n:])
+        # 12 and an eighth of them, however many are new
+        assert len(batch) == (14 if step.at else n)
         for trial in step.trials:
             # a new task enters with its first valid attempt
-            if trial.task.id in kept or any(e.valid for e in trial.traces):
-                kept.add(trial.task.id)
+            if trial.task.id in d_train or any(e.valid for e in trial.traces):
+                d_train.add(trial.task.id)
                 p_hats[trial.task.id] = trial.p_hat, step.at
-    assert train_pool.tasks.keys() == kept and train_pool.p_hat == p_hats
-    assert not kept.issuperset(w.task.id for step in recording.steps for _, w in step.new)
+    assert train_pool.tasks.keys() == d_train and train_pool.p_hat == p_hats
+    assert not d_train.issuperset(w.task.id for step in recording.steps for _, w in step.new_texts)
 
 
 def test_an_attempt_is_scored_with_its_own_task(recording):
@@ -234,8 +237,8 @@ def test_d_env_knows_how_often_each_task_was_solved(recording):
     records = iter(recording.run.env_pool.records)
     for step in recording.steps[1:]:  # what is written in epoch 0 does not enter D_env
         p_hats = {trial.task.id: trial.p_hat for trial in step.trials}
-        batch = [next(records) for _ in step.new]
-        for r, (seed, w) in zip(batch, step.new):
+        batch = [next(records) for _ in step.new_texts]
+        for r, (seed, w) in zip(batch, step.new_texts):
             assert (r.prompt, r.response) == (w.rollout.prompt, w.rollout.response)
             assert (r.text, r.task_id, r.keys) == (w.text, w.task.id, [w.task.id])
             assert (r.seed_id, r.group, r.epoch) == (w.task.seed_task, seed, step.at)
@@ -336,7 +339,7 @@ def test_a_task_is_imitated_in_one_epoch_only_where_its_world_says_so(
 
 def test_only_records_of_steps_that_were_taken_are_used_up(monkeypatch, recording):
     """Otherwise a task that the cap kept from being imitated would never be imitated."""
-    monkeypatch.setattr(genenv, "rwr_update", lambda *given: {"env_imitated": [0, 3]})
+    monkeypatch.setattr(genenv, "rwr_update", lambda *arguments: {"env_imitated": [0, 3]})
     run, records = copy.copy(recording.run), recording.run.env_pool.records[:4]
     run.world, run.state.imitated = SimpleNamespace(imitate_once=True), []
     genenv.update_environment(run, records[:2], records[2:])
@@ -347,10 +350,10 @@ def test_a_leak_into_the_other_adapter_is_seen(model, tmp_path, monkeypatch):
     """Otherwise one player would train the other, and no figure show it."""
     update = genenv.grpo_update
 
-    def leaking(policy, *given):
+    def leaking(policy, *rest):
         with torch.no_grad():
             policy.params["env"][1][0, 0] += 1e-12
-        return update(policy, *given)
+        return update(policy, *rest)
 
     monkeypatch.setattr(genenv, "grpo_update", leaking)
     _, run = recorded_run(model, tmp_path / "r", epochs=1, steps=1)
@@ -377,7 +380,7 @@ def test_schedules_see_how_the_run_goes(monkeypatch):
 def test_what_an_epoch_did_not_measure_is_null(model, tmp_path, monkeypatch):
     """Otherwise 0 would pass for a measurement: a sampler off by 0.04 for one off by 0.02."""
     # no group is mixed, and no task in the band
-    monkeypatch.setattr(genenv, "attempt_score", lambda *given: (0.0, True, 0.0))
+    monkeypatch.setattr(genenv, "attempt_score", lambda *attempt: (0.0, True, 0.0))
     options = "--preset", "tiny", "--threads", "1", "--model", model, "--out", str(tmp_path / "r")
     assert genenv.main(options) == 0
     for figures in read_jsonl(tmp_path / "r" / "metrics.jsonl")[1:]:
