@@ -68,9 +68,10 @@ def cross2_cells() -> dict:
     set under a schedule that follows success. And two references from the cross, on the same
     models."""
     integral = ["--alpha-schedule", "integral"]
-    cells = {"genenv, default": []}
+    budget = ["--token-budget", "16384"]  # the ladder's default when the first runs were made
+    cells = {"genenv, default": budget}
     for selection in ("uniform", "curated"):
-        options = ["--base-share", "0.25", "--seed-selection", selection]
+        options = [*budget, "--base-share", "0.25", "--seed-selection", selection]
         cells[f"genenv, {selection}, integral"] = [*options, *integral]
         cells[f"genenv, {selection}, steered"] = [*options, *STEERED]
         cells[f"random, {selection}"] = ["--variant", "random", *options]
