@@ -2,13 +2,13 @@
 
 Usage: `python genenv.py --resume --out runs/000-genenv`. checkpoint.pt is written at the end of
 every epoch, and after the current step on SIGINT or SIGTERM. It holds both adapters and optimisers,
-the generators, the progress inside an epoch, and how long the append-only files were. On resuming
+the generators, the progress inside an epoch, and the lengths of the append-only files. On resume
 these files are cut back to those lengths, the pools are read from them, and the run continues as if
 nothing had happened: 2 + 1 epochs equal 3, bit for bit on one machine. A kill loses at most the
 current epoch. The reference policy needs no checkpoint: it is the base with both adapters off.
 
-A folder that was copied in part, or damaged, is refused in one line, and nothing in it is changed:
-the checkpoint begins with a hash of itself, and holds one of each append-only file.
+A damaged or incompletely copied folder is refused in one line and left unchanged: the checkpoint
+begins with a hash of itself, and contains one of each append-only file.
 """
 import fcntl  # Linux and macOS; on Windows use WSL
 import hashlib
@@ -38,8 +38,10 @@ FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 
 @contextmanager
 def claimed_folder(o):
-    """Yield the folder of a run and its lock, held until it is closed. Remove a folder that was
-    made for a run which then cannot begin. Raise UserError rather than overwrite a run."""
+    """Yield a run's folder and its lock, which is held until it is closed.
+
+    Remove a new folder if its run cannot begin. Raise UserError rather than overwrite a run.
+    """
     is_new = not o.out or not Path(o.out).exists()
     folder = choose_folder(o)
     try:
@@ -51,14 +53,14 @@ def claimed_folder(o):
 
 
 def choose_folder(o) -> Path:
-    """Return the folder of a run, and make it at once: another run may begin at the same time."""
+    """Return a run's folder, made at once because another run may start at the same time."""
     if not o.out:
         return next_free_folder(o.variant)
     folder = Path(o.out)
     with one_line(f"--out {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()  # whether files can be made in it
-    # only these are left by a run that was killed before it had begun
+        TemporaryFile(dir=folder).close()  # check that the folder is writable
+    # a run killed before its first epoch leaves only these
     contents = {path.name for path in folder.iterdir()} - {"lock", "tmp-config.json"}
     if contents and not o.resume:
         raise UserError(f"--out {folder} is not empty: choose another; to resume a run there, add "
@@ -67,18 +69,20 @@ def choose_folder(o) -> Path:
 
 
 def next_free_folder(variant: str) -> Path:
-    """Make runs/NNN-VARIANT with the lowest number that no run has."""
+    """Make runs/NNN-VARIANT with the lowest free number."""
     for number in count():
         folder = Path("runs") / f"{number:03d}-{variant}"
         if not list(Path("runs").glob(f"{number:03d}-*")):
-            with suppress(FileExistsError):  # another run was faster
+            with suppress(FileExistsError):  # another run took it first
                 folder.mkdir(parents=True)
                 return folder
 
 
 def lock_folder(folder: Path):
-    """Return the folder's lock, an open file: held until it is closed or the process is dead.
-    Raise UserError if another program is at work there, or if the disk knows no locks."""
+    """Return the folder's lock: an open file, locked until it is closed or the process dies.
+
+    Raise UserError if another program uses the folder, or if the disk does not support locks.
+    """
     handle = open(folder / "lock", "ab")
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -92,12 +96,12 @@ def lock_folder(folder: Path):
 
 
 def resume_command(folder) -> str:
-    """Return the command that resumes a run, ready to be pasted."""
+    """Return the command that resumes a run, ready to paste."""
     return shlex.join(("python", "genenv.py", "--resume", "--out", str(folder)))
 
 
 def _read(path) -> bytes:
-    """Return all of a file; nothing if there is none."""
+    """Return the bytes of a file; none if it does not exist."""
     return path.read_bytes() if path.is_file() else b""
 
 
@@ -110,30 +114,30 @@ def _sha256(data) -> str:
 
 
 def write(path, state: dict):
-    """Save a state, whole or not at all; a hash of its bytes precedes it."""
-    # into memory first: torch's own writer hides that a disk is full
+    """Save a state after a hash of its bytes, atomically."""
+    # serialise in memory first: torch's own writer hides a full disk
     buffer = BytesIO()
     torch.save(state, buffer)
     write_whole(path, _sha256(buffer.getbuffer()), buffer.getbuffer())
 
 
 def read(path) -> dict:
-    """Return what `write` wrote. Raise UserError if a bit of it has changed."""
+    """Return what `write` saved. Raise UserError if a bit of it has changed."""
     data = Path(path).read_bytes()
     digest, state = data[:64], data[64:]
     if digest != _sha256(state).encode():
         raise UserError(f"{path} is damaged, {len(data)} bytes long: put a whole copy in its place")
-    # only these classes and Python's own: a file from elsewhere cannot run code
+    # allow only these classes and Python's own, so that a foreign file cannot run code
     with torch.serialization.safe_globals([EnvRecord, Rollout, Task, Trace, Trial]):
         return torch.load(BytesIO(state), weights_only=True, map_location="cpu")
 
 
 def save(run):
-    """Write checkpoint.pt, after all that it counts on."""
+    """Write checkpoint.pt, after the files it refers to."""
     run.train_pool.save()
     run.env_pool.save()
     for trial in run.state.trials:
-        trial.rollouts = []  # only the update of their own step needed them
+        trial.rollouts = []  # only the update of their step needs them
     adapters, files = {}, {}
     for name, params in run.params.items():
         adapters[name] = [p.detach().cpu() for p in params]
@@ -148,11 +152,11 @@ def save(run):
 
 
 def load(run):
-    """Put adapters, optimisers, generators and the progress of the epoch back into `run`, and cut
-    the append-only files back to what the checkpoint knows. Nothing is cut before all is checked.
+    """Restore `run` from its checkpoint, and cut the append-only files back to its lengths.
 
-    A run killed before its first checkpoint starts from the beginning. Raise UserError naming what
-    this run did not begin with, or did not write.
+    Everything is checked before anything is cut. A run killed before its first checkpoint starts
+    from the beginning. Raise UserError naming anything that has changed since the run began or
+    that the run did not write.
     """
     path = run.folder / "checkpoint.pt"
     if path.is_file():
@@ -169,19 +173,21 @@ def load(run):
     else:
         check_nothing_to_lose(run.folder)
         sizes = dict.fromkeys(FILES, 0)
-    # what was written after the checkpoint goes: that work is done again
+    # drop what was written after the checkpoint: that work is done again
     for name, size in sizes.items():
         if (run.folder / name).is_file():
             os.truncate(run.folder / name, size)
-    if sizes["metrics.jsonl"]:  # not before the end of epoch 0
+    if sizes["metrics.jsonl"]:  # empty until epoch 0 ends
         run.history = read_jsonl(run.folder / "metrics.jsonl")
     print(f"resumed {run.folder}: {run.state.epoch} of {run.o.epochs + 1} epochs, "
           f"{run.state.step} steps")
 
 
 def check_files(folder: Path, files: dict):
-    """Raise UserError unless each of FILES begins with what it held when the checkpoint was made.
-    files: {name: [its size then, its hash then]}."""
+    """Raise UserError unless each of FILES begins with its contents at the checkpoint.
+
+    files: {name: [its size then, its hash then]}.
+    """
     for name, (size, digest) in files.items():
         data = _read(folder / name)
         if len(data) < size:
@@ -192,8 +198,8 @@ def check_files(folder: Path, files: dict):
 
 
 def check_nothing_to_lose(folder: Path):
-    """Raise UserError if a folder without a checkpoint is more than what a run leaves that was
-    killed in epoch 0."""
+    """Raise UserError if a folder without a checkpoint holds more than a run killed in epoch 0
+    leaves behind."""
     trained = _read(folder / "metrics.jsonl").count(b"\n") > 1
     # epoch 0 writes no env.jsonl
     if trained or _read(folder / "env.jsonl") or (folder / "adapters").exists():
@@ -202,7 +208,7 @@ def check_nothing_to_lose(folder: Path):
 
 
 def restore(run, saved: dict):
-    """Copy what `save` saved into the run."""
+    """Copy a saved state into the run."""
     for name, params in run.params.items():
         for p, value in zip(params, saved["adapters"][name], strict=True):
             p.data.copy_(value)
@@ -219,7 +225,7 @@ def restore(run, saved: dict):
 
 @contextmanager
 def stop_signals(run):
-    """Within, SIGINT and SIGTERM only ask the run to stop; a second one stops at once."""
+    """Turn SIGINT and SIGTERM into a request to stop; a second signal stops at once."""
     def note(number, frame):
         if run.stop:
             raise KeyboardInterrupt
@@ -234,7 +240,7 @@ def stop_signals(run):
     except OSError as error:  # a full disk
         raise UserError(f"{run.folder}: {first_line(error)}; to resume after that: "
                         f"{resume_command(run.folder)}") from error
-    except Exception as error:  # of a user's own Python, perhaps: its traceback follows
+    except Exception as error:  # perhaps from a user's own Python: its traceback follows
         error.add_note(f"to resume after that: {resume_command(run.folder)}")
         raise
     finally:
@@ -243,10 +249,9 @@ def stop_signals(run):
 
 
 def stop_if_asked(run, steps=1):
-    """Save and raise Stopped if a signal came: after a step of an epoch, or before its first
-    (steps: 0)."""
+    """Save and raise Stopped if a signal came. steps: 1 after a step, 0 before the first."""
     if run.stop and run.state.epoch <= run.o.epochs:
-        run.state.step += steps  # the index of the step just made becomes a count
+        run.state.step += steps  # turn the index of the last step into a count
         run.count_seconds()
         save(run)
         raise Stopped(

@@ -1,16 +1,16 @@
-"""When co-evolution goes wrong, say so: plain-word warnings from the metrics.
+"""Warn in plain words when the metrics show that co-evolution is going wrong.
 
-Paper: none of it. The failure modes are those that users of such systems report (collapse,
+Paper: not in it. The failure modes are those that users of such systems report (collapse,
 starvation); TROUBLESHOOTING.md has more on each.
 
 Usage: metrics.py calls `warnings` once per epoch. To add a check, write a function of the epoch's
-record, the records of the epochs before it and the options that returns a sentence, what was found
-and what to change, or "" where all is well; and name it in CHECKS.
+record, the earlier records and the options, and name it in CHECKS. It returns one sentence on what
+was found and what to change, or "" if all is well.
 
-Deviations: one cause raises one warning, and where an option is the cause the warning names it.
-Thresholds were set on recorded runs: healthy epochs stay clear of each by a factor of two, but for
-two. "invalid": the household's simulator writes nonsense half of the time, and learns. "mismatch":
-on a CPU without bf16 matrix units 0.02 to 0.025 nats are healthy in bf16, elsewhere up to 0.013.
+Deviations: one cause raises one warning, which names the option at fault if there is one.
+Thresholds were set on recorded runs. Healthy epochs stay clear of them by a factor of two, with two
+exceptions. "invalid": the household's simulator writes nonsense half of the time and still learns.
+"mismatch": up to 0.025 nats are healthy in bf16 on a CPU without matrix units, elsewhere 0.013.
 """
 from collections import Counter
 
@@ -18,32 +18,31 @@ MISMATCH = 0.03  # nats per token
 
 
 def refused(r) -> int:
-    """How many texts of an epoch are not tasks; a duplicate is one, and a copy, but neither is
-    new."""
+    """Return how many texts of an epoch are not tasks. Duplicates and copies are tasks."""
     still_tasks = "duplicate in the batch", "copy of the seed"
     return sum(count for reason, count in r["invalid"].items() if reason not in still_tasks)
 
 
 def counted(counts: dict) -> str:
-    """{reason: how many} in words, the most frequent first."""
+    """Return {reason: how many} in words, the most frequent first."""
     by_count = Counter(counts).most_common()
     return ", ".join(f"{reason} {count}" for reason, count in by_count) or "none"
 
 
 # ---------------------------------------------------------------------------------------------
-# checks: r is the record of an epoch (metrics.epoch_record), history those before it, o the options
+# checks: r is an epoch's record (metrics.epoch_record), history the earlier ones, o the options
 
 
 def collapse(r, history, o) -> str:
-    """The simulator writes few different tasks, or uses fewer skills than in epoch 1."""
+    """Warn if the simulator writes few different tasks, or uses fewer skills than in epoch 1."""
     valid = r["written"] - refused(r)
     if valid <= 0.1 * r["written"]:
-        return ""  # nothing to judge by: "invalid" speaks
+        return ""  # too few to judge: "invalid" warns instead
     if o.variant == "static":
-        return ""  # it writes only in epoch 0, more than are tried there
+        return ""  # it writes in epoch 0 only, and more than that epoch tries
     few_tasks = r["distinct_tasks"] < 0.2 * valid
     first = history[1] if len(history) > 1 else r
-    bits = r["skill_entropy"] or 0  # no new task, no skill
+    bits = r["skill_entropy"] or 0  # without new tasks there are no skills
     first_bits = first["skill_entropy"] or 0
     if not few_tasks and bits >= 0.6 * first_bits:
         return ""
@@ -53,12 +52,11 @@ def collapse(r, history, o) -> str:
 
 
 def starvation(r, history, o) -> str:
-    """Almost nothing falls into the band, so the simulator learns from a handful of tasks, or not
-    at all."""
+    """Warn if so few tasks fall into the band that the simulator learns little or nothing."""
     if o.variant != "genenv" or r["epoch"] == 0:
         return ""
     if not r["distinct_tasks"] or no_signal(r, history, o):
-        return ""  # one warning is enough: there were no tasks, or the agent solves all or nothing
+        return ""  # other checks warn: there were no tasks, or the agent solves all or none
     valid = r["written"] - sum(r["invalid"].values())
     steps = r["env_steps"] + r["env_capped"] + r["env_skipped_steps"]
     if r["env_kept"] >= 0.05 * valid and steps:
@@ -69,7 +67,7 @@ def starvation(r, history, o) -> str:
 
 
 def cut_off(r, history, o) -> str:
-    """Many attempts run into a limit."""
+    """Warn if many attempts run into a limit."""
     if not above(0.2, r["truncated"]):
         return ""
     return (f"{r['truncated']:.0%} of the responses are cut off and earn nothing: raise "
@@ -78,7 +76,7 @@ def cut_off(r, history, o) -> str:
 
 
 def no_signal(r, history, o) -> str:
-    """Nearly all groups have equal rewards, though not because attempts were cut off."""
+    """Warn if nearly all groups have equal rewards, unless cut-off attempts explain it."""
     if not above(0.9, r["zero_variance"]) or above(0.2, r["truncated"]):
         return ""
     return (f"{r['zero_variance']:.0%} of the groups have equal rewards and teach nothing, "
@@ -87,7 +85,7 @@ def no_signal(r, history, o) -> str:
 
 
 def invalid(r, history, o) -> str:
-    """Most of what the simulator writes is no task."""
+    """Warn if most of the simulator's texts are not tasks."""
     if refused(r) <= 2 / 3 * r["written"]:
         return ""
     reasons = counted(r["invalid"])
@@ -97,7 +95,7 @@ def invalid(r, history, o) -> str:
 
 
 def kl_cap(r, history, o) -> str:
-    """The cap undid the simulator's only step, twice in a row: once may be chance."""
+    """Warn if the cap undid the simulator's only step twice in a row: once may be chance."""
     undone = [m["env_capped"] and not m["env_steps"] for m in [*history[-1:], r]]
     if not all(undone):
         return ""
@@ -106,7 +104,7 @@ def kl_cap(r, history, o) -> str:
 
 
 def kl(r, history, o) -> str:
-    """The simulator is far from its start, twice in a row: once may be chance."""
+    """Warn if the simulator is far from its start twice in a row: once may be chance."""
     if not all(above(2.0, m["env_kl"]) for m in [*history[-1:], r]):
         return ""
     return (f"the simulator is {r['env_kl']:.1f} nats per token from its start, too far to trust "
@@ -114,7 +112,7 @@ def kl(r, history, o) -> str:
 
 
 def mismatch(r, history, o) -> str:
-    """Sampler and scorer disagree about log-probs, so that GRPO's ratio does not start at 1."""
+    """Warn if sampler and scorer disagree on log-probs: GRPO's ratio then does not start at 1."""
     if not above(MISMATCH, r["mismatch"]):
         return ""
     return (f"sampler and scorer differ by {r['mismatch']:.3f} nats per token: try --dtype fp32, "
@@ -122,14 +120,14 @@ def mismatch(r, history, o) -> str:
 
 
 def leak(r, history, o) -> str:
-    """One player's update moved the other one."""
+    """Warn if one player's update moved the other player."""
     if not r["other_adapter_moved"]:
         return ""
     return "an update moved the other adapter as well; only code can do that, not an option"
 
 
 def not_finite(r, history, o) -> str:
-    """A loss or a gradient was NaN or infinite."""
+    """Warn if a loss or a gradient was NaN or infinite."""
     agent, simulator = r["skipped_steps"] or 0, r["env_skipped_steps"] or 0
     if not agent and not simulator:
         return ""
@@ -152,13 +150,13 @@ CHECKS = {
 
 
 def above(threshold: float, figure) -> bool:
-    """Whether a figure is above a threshold; one that was not measured (None) is not."""
+    """Return whether a figure exceeds a threshold; None, not measured, never does."""
     return figure is not None and figure > threshold
 
 
 def warnings(record: dict, history: list, o) -> list[dict]:
-    """Return all warnings that hold for this epoch: each its "name", and a "text" of one sentence
-    on what was found and what to change.
+    """Return this epoch's warnings: the "name" of each, and a one-sentence "text" on what was found
+    and what to change.
 
     record: the epoch's metrics (metrics.epoch_record); history: the records of earlier epochs.
     """

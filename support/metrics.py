@@ -1,15 +1,15 @@
-"""What a run measures: validation, one record per epoch, samples to read, movement and memory.
+"""Measure a run: validation, one record per epoch, samples to read, movement and memory.
 
 Paper: the numbers behind its Figures 4-8: success rate on generated tasks, validation, task and
 response length, solved and unsolved tasks. Added: entropy, mixed groups, KL, effective sample
-size, diversity, and the reasons why generated tasks are refused.
+size, diversity, and the reasons for refusing generated tasks.
 
 Usage: support/run.py calls `epoch_record` and `samples` at the end of every epoch; report.py and
 screen.py show the record, health.py judges it. `interval` is for runs over several seeds.
 
 Deviations: `validation` is the mean over several sampled attempts per task, which moves smoothly;
-`validation_greedy` is the usual single attempt at temperature 0. A figure that an epoch did not
-measure is null in its record; only validation is repeated until it is measured again.
+`validation_greedy` is the usual single attempt at temperature 0. An unmeasured figure is null in a
+record; only validation is repeated until the next measurement.
 """
 import math
 from collections import Counter
@@ -25,10 +25,10 @@ from errors import UserError
 from interaction import attempt_score, play
 from support import health
 
-# fields of a record that are repeated until they are measured again
+# fields that a record repeats until they are measured again
 VALIDATION = ("validated", "validation", "validation_rates", "validation_greedy", "validation_set",
               "validation_by")
-# of the t-distribution, by degrees of freedom
+# quantiles of the t-distribution, by degrees of freedom
 T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
 
 
@@ -37,7 +37,7 @@ T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
 
 
 def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
-    """Success rate of the agent on each of the tasks, G attempts each."""
+    """Return the agent's success rate on each task over G attempts."""
     o, world = run.o, run.world
     generator = run.policy.generator(3 * o.seed + 2)  # the same seed in every epoch
     with run.phase("validation"):
@@ -47,11 +47,13 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
 
 
 def validation(run) -> dict:
-    """Held-out tasks: success of sampled and of greedy attempts, and by category. Measured every
-    --val-every epochs and after the last one; the last measurement, of epoch "validated", is
-    repeated in between. "validation_rates" has the rate of each task, by category in the world's
-    own order; runs with the same "validation_set" have the same held-out tasks in the same order,
-    and can be compared task by task."""
+    """Return success on held-out tasks: sampled, greedy and by category.
+
+    It is measured every --val-every epochs and after the last one; in between, the figures of epoch
+    "validated" are repeated. "validation_rates" lists each task's rate, by category in the world's
+    order. Runs with the same "validation_set" have the same tasks in the same order, so that they
+    can be compared task by task.
+    """
     o, epoch = run.o, run.state.epoch
     if epoch % o.val_every and epoch != o.epochs:
         return {key: run.history[-1][key] for key in VALIDATION}
@@ -76,9 +78,11 @@ def validation(run) -> dict:
 
 
 def epoch_record(run, env_stats: dict, alpha: float) -> dict:
-    """The metrics of the epoch in run.state, JSON-ready. Rates and shares in [0, 1], lengths in
-    tokens or the world's units, KL and `entropy` in nats per token, `skill_entropy` in bits, times
-    in seconds. What was not measured is None."""
+    """Return the metrics of the epoch in run.state, JSON-ready.
+
+    Rates and shares are in [0, 1], lengths in tokens or the world's units, KL and `entropy` in nats
+    per token, `skill_entropy` in bits, times in seconds. What was not measured is None.
+    """
     new = new_trials(run.state)
     record = {"epoch": run.state.epoch, "alpha": alpha}
     record |= success_figures(new, run.o.G)
@@ -94,27 +98,25 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
 
 
 def success_figures(new, G: int) -> dict:
-    """How difficult an epoch's new tasks were for the agent. new: their Trials, G attempts each."""
+    """Measure how hard an epoch's new tasks were for the agent. new: Trials of G attempts each."""
     figures = {}
     # mean of p_hat (Eq. 2)
     figures["success_rate"] = mean(trial.p_hat for trial in new)
-    # how many tasks were solved 0, 1, ... G times
     figures["p_hat_counts"] = p_hat_counts(new, G)
-    # share of the tasks that were solved every time, and never
+    # share of tasks solved every time, and never
     figures["solved"] = mean(trial.p_hat == 1 for trial in new)
     figures["unsolved"] = mean(trial.p_hat == 0 for trial in new)
-    # share of the tasks with right and wrong attempts: from others GRPO learns nothing
+    # share of tasks with both right and wrong attempts: GRPO learns nothing from the others
     figures["mixed_share"] = mean(len({e.reward for e in trial.traces}) > 1 for trial in new)
-    # near 1 if the agent is equally unsure of all tasks; near 0 if it solves some always, others
-    # never
+    # near 1 if the agent is equally unsure of all tasks; near 0 if it solves each always or never
     figures["mixed_of_possible"] = mixed_of_possible(
         figures["mixed_share"], figures["success_rate"], G)
     return figures
 
 
 def mixed_of_possible(mixed_share, success_rate, G: int) -> float | None:
-    """Return the share of mixed tasks, divided by what it would be if every attempt at every task
-    succeeded with the mean rate. None where that rate is 0 or 1, or without tasks."""
+    """Return the share of mixed tasks, relative to its value if every attempt succeeded with the
+    mean rate. None without tasks, or if that rate is 0 or 1."""
     if success_rate in (None, 0, 1):
         return None
     alike = success_rate ** G + (1 - success_rate) ** G  # all attempts right, or all wrong
@@ -122,13 +124,13 @@ def mixed_of_possible(mixed_share, success_rate, G: int) -> float | None:
 
 
 def length_figures(run, new) -> dict:
-    """How long an epoch's new tasks were, and the responses to all that were written."""
+    """Measure an epoch's new tasks, and the responses to all generated ones."""
     responses = []
     for trial in run.state.trials:
         if trial.task.origin != "base":
             responses += trial.traces
     return {
-        # in the world's own unit, which length_unit names
+        # counted in the world's unit, named by length_unit
         "task_length": mean(run.world.task_length(trial.task) for trial in new),
         "length_unit": run.world.length_unit,
         # in tokens, replayed tasks included
@@ -137,39 +139,40 @@ def length_figures(run, new) -> dict:
 
 
 def agent_figures(run, env_stats: dict) -> dict:
-    """The agent's attempts at all tasks of an epoch, and its GRPO updates: means over the
-    updates."""
+    """Measure the agent's attempts at all tasks of an epoch, and average its GRPO updates."""
     state, figures = run.state, {}
     traces = [e for trial in state.trials for e in trial.traces]
     # Eq. 1, over all attempts
     figures["reward"] = mean(e.reward for e in traces)
-    # what GRPO was given in its place, by --agent-reward
+    # what GRPO received instead, by --agent-reward
     figures["agent_reward"] = None
     if run.o.agent_reward != "plain":
         figures["agent_reward"] = mean(stats["agent_reward"] for stats in state.agent)
-    # of the policy, per token
+    # entropy of the policy, per token
     tokens = sum(e.tokens for e in traces)
     figures["entropy"] = state.surprise / tokens if tokens else None
-    # share of the attempts that ran into a limit
+    # share of attempts that hit a limit
     figures["truncated"] = mean(bool(e.truncated) for e in traces)
     # see grpo.grpo_update
     for key in ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens", "mismatch"):
         figures[key] = mean(stats[key] for stats in state.agent if stats[key] is not None)
-    # steps that were left out, as they were not finite
+    # steps skipped because a loss or a gradient was not finite
     skipped = [stats["skipped_steps"] for stats in state.agent]
     figures["skipped_steps"] = sum(skipped) if skipped else None
-    # whether an update of one player moved the other one as well
+    # whether one player's update moved the other player as well
     moved = [stats["other_moved"] for stats in (*state.agent, env_stats) if "other_moved" in stats]
     figures["other_adapter_moved"] = any(moved) if moved else None
     return figures
 
 
 def simulator_figures(run, new, env_stats: dict) -> dict:
-    """What the simulator wrote in an epoch, and its RWR update. env_stats: of rwr.rwr_update, and
-    env_kept, the number of this epoch's tasks in the band."""
+    """Measure what the simulator wrote in an epoch, and its RWR update.
+
+    env_stats: of rwr.rwr_update, and env_kept, the number of this epoch's tasks in the band.
+    """
     state = run.state
     figures = {
-        # texts that it wrote, {reason: how many of them are no new task}, share of the malformed
+        # texts written, {reason: how many are not new tasks}, share that are malformed
         "written": state.written,
         "invalid": dict(state.invalid),
         "refused": None,
@@ -189,29 +192,29 @@ def simulator_figures(run, new, env_stats: dict) -> dict:
 
 
 def size_figures(run, new) -> dict:
-    """How much there is of what, and how long the epoch took."""
+    """Count tasks and records, and time the epoch."""
     return {
-        # new tasks, each once
+        # new tasks, each counted once
         "distinct_tasks": len(new),
-        # both pools, all epochs so far
+        # size of both pools, over all epochs so far
         "d_train": len(run.train_pool.tasks),
         "d_env": len(run.env_pool.records),
-        # of training, validation not counted; CPU time of this process
+        # time of training without validation; CPU time is of this process
         "seconds": run.state.seconds,
         "cpu_seconds": run.state.cpu_seconds,
-        # what the world calls a kind of held-out tasks
+        # the world's name for a kind of held-out task
         "category_name": run.world.category_name,
     }
 
 
 def p_hat_counts(trials, G: int) -> list[int]:
-    """How many of the trials' tasks were solved 0, 1, ... G times: G + 1 counts."""
+    """Count the tasks solved 0, 1, ... G times: G + 1 numbers."""
     solved = Counter(round(trial.p_hat * G) for trial in trials)  # p_hat is k / G (Eq. 2)
     return [solved[k] for k in range(G + 1)]
 
 
 def surprise(rollouts) -> float:
-    """Sum of -log-prob over the tokens that were drawn, in nats, at the sampling temperature. Per
+    """Return the sum of -log-prob over drawn tokens, in nats, at the sampling temperature. Per
     token it estimates the policy's entropy."""
     logps = []
     for r in rollouts:
@@ -221,8 +224,8 @@ def surprise(rollouts) -> float:
 
 
 def first_trials(trials) -> list:
-    """The first Trial of every task: a new task may be tried again in its epoch, and its first
-    p_hat counts."""
+    """Return each task's first Trial: new tasks may be tried again, but their first p_hat
+    counts."""
     first = {}
     for trial in trials:
         first.setdefault(trial.task.id, trial)
@@ -230,19 +233,19 @@ def first_trials(trials) -> list:
 
 
 def new_trials(state) -> list:
-    """The first Trials of the tasks that are new in this epoch."""
+    """Return the first Trials of this epoch's new tasks."""
     new = []
     for trial in state.trials:
         origin, epoch = trial.task.origin, trial.task.epoch
-        # ready-made tasks are drawn again in every epoch
+        # ready-made tasks count in every epoch that draws them
         if origin != "base" and (epoch == state.epoch or origin != "env"):
             new.append(trial)
     return first_trials(new)
 
 
 def samples(run, n=8) -> list:
-    """What a person should read: n tasks of the epoch next to the task that they vary, the expected
-    answer, the best and the worst trace; and texts that were refused, with the reason."""
+    """Return samples for a person to read: n tasks of the epoch, each with its seed task, the
+    expected answer, its best and worst trace; and refused texts with their reasons."""
     epoch, trials = run.state.epoch, first_trials(run.state.trials)
     records = []
     for trial in trials[::max(1, len(trials) // n)][:n]:
@@ -266,12 +269,13 @@ def samples(run, n=8) -> list:
 
 @contextmanager
 def movement(adapters: dict, adapter):
-    """Within, `adapter` may move and no other of the {name: its parameters} may; "": nothing is
-    watched. Yields an object with `other`: at the end, whether a bit of another one has
-    changed."""
+    """Watch that only `adapter` moves among {name: its parameters}; "" watches nothing.
+
+    Yield an object whose `other` is set at the end: whether a bit of another adapter changed.
+    """
     rest = [p for name, params in adapters.items() if adapter not in ("", name) for p in params]
 
-    def bits():  # as whole numbers: a NaN is not itself
+    def bits():  # compare integers: a NaN does not equal itself
         return [p.detach().view(torch.int32) for p in rest]
 
     before, moved = [p.clone() for p in bits()], SimpleNamespace(other=False)
@@ -281,10 +285,9 @@ def movement(adapters: dict, adapter):
 
 @contextmanager
 def peak_memory(peaks: dict, phase: str):
-    """Within: peaks[phase] becomes the most bytes that torch had allocated on a GPU in that phase
-    so far.
+    """Record in peaks[phase] the most bytes that torch has allocated on a GPU in that phase so far.
 
-    Raises UserError, naming the phase and what to lower, where the GPU runs out of memory.
+    Raise UserError, naming the phase and what to lower, if the GPU runs out of memory.
     """
     if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
@@ -301,13 +304,13 @@ def peak_memory(peaks: dict, phase: str):
 
 
 def mean(values) -> float | None:
-    """Return the mean of what was measured; None is what was not, and no mean."""
+    """Return the mean of the measured values, ignoring None; None if there are none."""
     numbers = [value for value in values if value is not None]
     return sum(numbers) / len(numbers) if numbers else None
 
 
 def entropy(labels) -> float | None:
-    """Entropy of a list of labels in bits, None for nothing."""
+    """Return the entropy of labels in bits, None without labels."""
     counts = Counter(labels)
     n = counts.total()
     if not n:
@@ -316,7 +319,7 @@ def entropy(labels) -> float | None:
 
 
 def half_width(values) -> float:
-    """Half of the 95 % t-interval of the mean of n values; NaN for a single one."""
+    """Return half the width of the mean's 95 % t-interval; NaN for a single value."""
     n = len(values)
     if n < 2:
         return math.nan
@@ -325,9 +328,11 @@ def half_width(values) -> float:
 
 
 def interval(values, sign=True) -> str:
-    """Return the mean and the bounds of the 95 % t-interval over seeds, and only the mean for one
-    seed. A run that did not measure the figure (None) is left out. sign: whether a positive figure
-    gets a plus, as a difference does."""
+    """Return the mean and its 95 % t-interval over seeds as text, or only the mean of one seed.
+
+    None (not measured) is left out. sign: whether to put a plus before positive figures, as for
+    differences.
+    """
     values = [value for value in values if value is not None]
     if not values:
         return "-"

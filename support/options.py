@@ -1,18 +1,18 @@
-"""Options of a run: the command line, presets and checks.
+"""Parse and check the options of a run: command line, presets, worlds.
 
-Usage: `parse_options(argv)` makes Options; defaults come from the fields below, then from the
-world, then from the preset, and the command line wins. A resumed run has the options in its
-config.json. A world may bring options of its own (worlds/__init__.py).
+Usage: `parse_options(argv)` returns Options. Defaults come from the fields below, then from the
+world, then from the preset, and the command line wins. A resumed run takes the options in its
+config.json. A world may add options (worlds/__init__.py).
 
 Deviations of the 7B presets from the paper:
 
 * Learning rates. The paper trains all weights with 1e-6 (agent) and 5e-7 (simulator). Low-rank
   adapters start at B = 0 and move a layer by (alpha/r) B A, so the same rate moves the function far
-  less. We take 20 times the paper's rates; they are starting points, not tuned values.
+  less. We use 20 times the paper's rates, as starting points: they are not tuned.
 * The simulator's KL: the paper names a penalty and a cap but gives no values (cap: KL_CAP in
   rwr.py).
 * With the paper's k_min and G = 8 only tasks solved exactly 4 times of 8 pass the filter, so all
-  weights are equal whatever beta and lam are. For weights that tell records apart add
+  weights are equal for any beta and lam. For weights that differ between records add
   `--k-min 1 --lam 6 --beta 8`, or raise --G.
 """
 import argparse
@@ -34,7 +34,7 @@ from worlds import load_world, world_names
 
 @dataclass(frozen=True)
 class Options:
-    """Every option of a run; the text below each is its --help."""
+    """Hold every option of a run; the text below each is its --help."""
 
     out: str = ""
     """run folder; empty: the next free runs/NNN-VARIANT"""
@@ -43,7 +43,7 @@ class Options:
     variant: str = "genenv"
     """genenv; random: untrained simulator; the others: none"""
     world: str = "ladder"
-    """domain, a module of worlds/; it has options of its own"""
+    """domain, a module of worlds/; it may add options"""
     seed: int = 0
     """seeds adapters, sampling and every choice of the loop"""
     threads: int = 0
@@ -93,7 +93,7 @@ class Options:
     val_samples: int = 8
     """attempts per validation task"""
     val_every: int = 1
-    """validate every so many epochs, and always after the last"""
+    """validate every N epochs, and always after the last"""
 
     agent_lr: float = 2e-3
     """AdamW on the agent's LoRA weights"""
@@ -134,46 +134,46 @@ class Options:
     max_rows: int = 512
     """rollouts decoded at once, if memory suffices"""
 
-    # not on the command line, so without a text: what the world brings; the day a run began;
-    # hashes of its code, the oldest first (support/origin.py)
+    # internal, so without help: the world's options; the day a run began; hashes of its code, the
+    # oldest first (support/origin.py)
     world_options: dict = field(default_factory=dict)
     date: str = ""
     code: dict = field(default_factory=dict)
 
 
-# {option: headline of it and of those below it in --help}
+# {first option of a group in --help: its heading}
 GROUPS = {"out": "the run", "model": "models", "epochs": "the loop", "agent_lr": "agent (GRPO)",
           "alpha": "environment (RWR)", "token_budget": "memory"}
 
 _7B = {"world": "tool_calls", "model": "Qwen/Qwen2.5-7B-Instruct", "epochs": 10, "steps": 8,
        "max_prompt_tokens": 4096, "max_response_tokens": 512, "agent_lr": 2e-5, "mini_batch": 16,
        "k_min": 0.1, "env_lr": 1e-5, "env_batch": 64, "env_passes": 4, "env_kl": 0.05}
-PRESETS = {  # only what differs from the defaults, those of the world included
-    # the whole loop in seconds, in any world: to try an installation, a model or a task file
+PRESETS = {  # a preset lists only what differs from the defaults, the world's included
+    # runs the whole loop in seconds, in any world: to try an installation, a model or a task file
     "tiny": dict(epochs=2, steps=1, seed_tasks=4, variations=2, G=4, env_batch=2,
                  max_task_tokens=256, max_response_tokens=160, token_budget=4096, max_rows=64,
                  val_samples=2),
-    # Computed, not run: any world that a chat model plays, on a card of 8 and of 16 GB, in bf16.
+    # These two were computed, not run: any world with a chat model, on 8 and 16 GB, in bf16.
     # Updates need 3.8 and 7.5 GB; rollouts take what is left. A T4 (16 GB) has no bf16, so it
     # computes in fp32, where updates need 5.7 and 11.7 GB.
     "1.5b-8gb": dict(model="Qwen/Qwen2.5-1.5B-Instruct", quant="nf4", agent_lr=1e-4, env_lr=1e-4,
                      token_budget=4096),
     "3b-16gb": dict(model="Qwen/Qwen2.5-3B-Instruct", quant="nf4", agent_lr=1e-4, env_lr=1e-4,
                     token_budget=8192),
-    # one RTX 3090 / 4090 / A10: a 4-bit base, and half of the 72 groups at once
+    # fits one RTX 3090 / 4090 / A10: a 4-bit base, and half of the 72 groups at once
     "7b-24gb": {**_7B, "quant": "nf4", "max_rows": 288},
-    # one A100 / H100: a bf16 base, and all 72 groups at once
+    # fits one A100 / H100: a bf16 base, and all 72 groups at once
     "7b-80gb": {**_7B, "token_budget": 32768, "max_rows": 576}}
 
 CHOICES = {"variant": ("genenv", "random", "static", "teacher", "base"), "quant": ("", "nf4"),
            "p_hat_unit": ("task", "seed", "batch"), "dtype": ("auto", "bf16", "fp32")}
 MOST = 1e18
-# lowest and highest value of an option; check_ranges has the rule for all others
+# lowest and highest value of an option; check_ranges defines those of the others
 RANGES = {"alpha": (0.001, 0.999), "alpha_end": (0.001, 0.999), "base_share": (0, 1),
           "k_min": (0, 1), "temperature": (0.001, 1000), "agent_lr": (1e-12, 1),
           "env_lr": (1e-12, 1), "epochs": (0, MOST), "threads": (0, os.cpu_count() or 1),
           "G": (2, MOST)}  # one rollout has no baseline
-# option: prefix of its functions in curriculum.py
+# {option: prefix of its functions in curriculum.py}
 NAMED = {"alpha_schedule": "alpha_", "difficulty_reward": "reward_",
          "agent_reward": "agent_reward_", "seed_selection": "seeds_"}
 MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"}  # in a resumed run
@@ -182,7 +182,7 @@ MAY_CHANGE = {"out", "resume", "epochs", "threads", "token_budget", "max_rows"} 
 # ---------------------------------------------------------------------------------------------
 # the command line
 
-# name: what it is for; each is a module of scripts/
+# {name: what it is for}; each is a module of scripts/
 COMMANDS = {"warm-start": "a small model imitates tasks in both roles before its first run",
             "ask": "the agent of a run answers a task of yours",
             "export": "the tasks of a run for veRL",
@@ -190,7 +190,7 @@ COMMANDS = {"warm-start": "a small model imitates tasks in both roles before its
 
 
 def parser(world) -> "Parser":
-    """Return a parser of the options of a run and of those of a world (a class)."""
+    """Return a parser of a run's options and of those of a world (a class)."""
     commands = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
     p = Parser(prog="python genenv.py", argument_default=argparse.SUPPRESS,
                usage="python genenv.py [options]   or   python genenv.py COMMAND ...",
@@ -210,7 +210,7 @@ def parser(world) -> "Parser":
 
 
 def texts_of_fields(kind) -> dict:
-    """Return {field of a dataclass: the text below it}; a field without one is left out."""
+    """Return {field of a dataclass: the text below it}, without fields that have none."""
     [definition] = ast.parse(inspect.getsource(kind)).body
     texts = {}
     for field_line, text_line in pairwise(definition.body):
@@ -220,7 +220,7 @@ def texts_of_fields(kind) -> dict:
 
 
 def add_option(p, name, default, text, values):
-    """Add one option of the type of its default. values: those it may take, None if any will do."""
+    """Add an option with the type of its default. values: the allowed ones, None for any."""
     if values:
         text += f" [{', '.join(str(value) for value in values if value != '')}]"
     if default not in ("", False):
@@ -234,13 +234,15 @@ def add_option(p, name, default, text, values):
 
 
 def flag(name: str) -> str:
-    """Return an option as it is typed."""
+    """Return an option as a user types it."""
     return "--" + name.replace("_", "-")
 
 
 def choices(world) -> dict:
-    """Return {option: the values that it may take}, of those that are limited. Functions of
-    curriculum.py and worlds, a user's own included, are found by their names."""
+    """Return {option: its allowed values}, for options that limit them.
+
+    Functions of curriculum.py and worlds, a user's own included, are found by name.
+    """
     names_of = {**CHOICES, "world": world_names()}
     for name, prefix in NAMED.items():
         names_of[name] = curriculum.functions(prefix)
@@ -251,9 +253,12 @@ def choices(world) -> dict:
 
 
 def parse_options(argv) -> Options:
-    """Return the Options of a command line. Raise UserError for unknown options, values that cannot
-    work, and options that a resumed run must not change."""
-    # four options decide which others there are
+    """Return the Options of a command line.
+
+    Raise UserError for unknown options, values that cannot work, and options that a resumed run
+    must not change.
+    """
+    # these four options decide which others exist
     early = Parser(prog="python genenv.py", add_help=False)
     early.add_argument("--preset", choices=PRESETS)
     early.add_argument("--world")
@@ -280,7 +285,7 @@ def parse_options(argv) -> Options:
     for name in saved.keys() - values.keys():
         raise UserError(f"{first.out} has the option {name!r}, which this version lacks: resume it "
                         "with the version that made it")
-    values.update(saved)  # a resumed run keeps what it began with
+    values.update(saved)  # a resumed run keeps its options
     values.update(preset)
     values.update(given)  # the command line wins
     for name in sorted(saved.keys() - MAY_CHANGE):
@@ -294,13 +299,13 @@ def parse_options(argv) -> Options:
 
 
 def flat(o: Options) -> dict:
-    """Return {option: value}, those of the world among the others."""
+    """Return {option: value}, with the world's options among the others."""
     values = asdict(o)
     return values.pop("world_options") | values
 
 
 def saved_options(folder) -> Options:
-    """Return the options of a run by its folder. Raise UserError if there are none, or if another
+    """Return the options saved in a run folder. Raise UserError if there are none, or if another
     version wrote them."""
     path = Path(folder, "config.json")
     if not path.is_file():
@@ -322,7 +327,7 @@ def check_options(o: Options):
     check_ranges(o)
     check_choices(o)
     check_models(o)
-    if not o.resume:  # a resumed run keeps what it began with
+    if not o.resume:  # a resumed run passed these checks when it began
         check_teacher(o)
         check_alpha_end(o)
     check_band(o)
@@ -335,8 +340,10 @@ def wrong_option(name: str, value, rule: str) -> UserError:
 
 
 def check_ranges(o):
-    """Check every number against RANGES; others must not be negative, and whole ones must be at
-    least 1 unless their default is 0. NaN always fails."""
+    """Check every number against RANGES, by default 0 or more; NaN always fails.
+
+    Integers must be at least 1 unless their default is 0.
+    """
     defaults = vars(Options())
     for name, (default, _, _) in load_world(o.world).OPTIONS.items():
         defaults[name] = default
@@ -352,10 +359,10 @@ def check_ranges(o):
 
 
 def check_choices(o):
-    """Check that a name is one of those that there are."""
+    """Check that each option with limited values has one of them."""
     values = flat(o)
     for name, names in choices(load_world(o.world)).items():
-        if name == "world" or values[name] in names:  # a world was found before
+        if name == "world" or values[name] in names:  # the world was checked on loading
             continue
         rule = choose(str(values[name]), names)
         if name in NAMED:
@@ -364,7 +371,7 @@ def check_choices(o):
 
 
 def check_models(o):
-    """Check which models are named together, and what a chat template is given."""
+    """Check the combination of models, and the arguments of the chat template."""
     if o.env_model and not o.model:
         raise wrong_option("env_model", o.env_model, "it needs the agent's --model: give both")
     with one_line("--chat-template-kwargs"):
@@ -375,24 +382,24 @@ def check_models(o):
 
 
 def check_teacher(o):
-    """Check that a teacher's tasks come with --variant teacher, and only then."""
+    """Check that --teacher-tasks and --variant teacher come together."""
     if (o.variant == "teacher") != bool(o.teacher_tasks):
         raise wrong_option("teacher_tasks", o.teacher_tasks,
                            "--variant teacher needs a file of tasks, no other variant takes one")
 
 
 def check_alpha_end(o):
-    """Check that --alpha-end fits the schedule: some go from --alpha to it, others do not."""
+    """Check that --alpha-end fits the schedule: only some schedules use it."""
     schedule = f"--alpha-schedule {o.alpha_schedule}"
     if o.alpha_schedule in ("linear", "cosine", "step") and o.alpha == o.alpha_end:
-        raise wrong_option("alpha_end", o.alpha_end, f"{schedule} needs another than --alpha")
+        raise wrong_option("alpha_end", o.alpha_end, f"{schedule} needs a value other than --alpha")
     goes_nowhere = o.alpha_schedule in ("constant", "adaptive", "integral", "balanced")
     if goes_nowhere and o.alpha_end != Options.alpha_end:
         raise wrong_option("alpha_end", o.alpha_end, f"{schedule} does not go there: leave it out")
 
 
 def check_band(o):
-    """Check, with a constant alpha, that a task can fall into the band at all."""
+    """Check that, with a constant alpha, a task can fall into the band at all."""
     if o.p_hat_unit != "task" or o.alpha_schedule != "constant" or o.variant != "genenv":
         return
     if not any(curriculum.in_band(k / o.G, o.alpha, o.k_min) for k in range(o.G + 1)):
@@ -405,7 +412,7 @@ def check_band(o):
 
 
 def at_least(least: int):
-    """Return an argparse type: a whole number, `least` or more."""
+    """Return an argparse type: an integer of at least `least`."""
     def number(text):
         if int(text) < least:
             raise argparse.ArgumentTypeError(f"must be at least {least}, not {text}")
@@ -414,7 +421,7 @@ def at_least(least: int):
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse whose mistakes are UserErrors: one line each, like all others."""
+    """Turn argparse's errors into UserErrors of one line."""
 
     def __init__(self, **options):
         super().__init__(allow_abbrev=False, formatter_class=argparse.RawDescriptionHelpFormatter,
@@ -422,7 +429,7 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message):
         _, _, unknown = message.partition("unrecognized arguments: ")
-        word = re.split("[ =]", unknown)[0]  # the dashes count
+        word = re.split("[ =]", unknown)[0]  # keep its dashes
         for near in get_close_matches(word, self._option_string_actions, 1, 0.7):
             message += f": did you mean {near}?"
         for name in world_names():

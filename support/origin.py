@@ -1,10 +1,10 @@
-"""What a run began with: its options, its code, its files of tasks, its models, its kind of device.
+"""Record what a run began with: options, code, task files, models and kind of device.
 
-Usage: a checkpoint holds `origin(run)`, and on resuming `check_origin` compares it with what is
-there then. config.json holds `code_versions`, by which scripts/compare.py tells settings apart. A
-warm start compares `inputs` and the hashes of its world's files.
+Usage: a checkpoint holds `origin(o, policy)`, which `check_origin` compares on resume with what is
+there now. scripts/compare.py distinguishes settings by the `code_versions` in config.json. A warm
+start compares `inputs` and the hashes of its world's files.
 
-Deviations: edited code does not stop a run, as a mistake in a world or in a fork may be mended.
+Deviations: edited code does not stop a run, so that a mistake in a world or a fork can be fixed.
 """
 import hashlib
 import inspect
@@ -17,10 +17,10 @@ from model.loading import model_digest, tensors_digest
 from support.options import MAY_CHANGE, NAMED, flat
 
 PROJECT = Path(__file__).resolve().parents[1]
-# files whose constants and functions are the method; curriculum.py is taken apart below
+# files that make up the method; curriculum.py is split into its functions below
 METHOD = ("genenv.py", "interaction.py", "policy.py", "grpo.py", "rwr.py", "data_pool.py",
           "worlds/__init__.py")
-NOT_COMPARED = {*MAY_CHANGE, "code"}  # options
+NOT_COMPARED = {*MAY_CHANGE, "code"}  # these options may differ
 
 
 # ---------------------------------------------------------------------------------------------
@@ -28,9 +28,11 @@ NOT_COMPARED = {*MAY_CHANGE, "code"}  # options
 
 
 def code_versions(o) -> dict:
-    """Return {file of the method or the world, or function of curriculum.py: its hashes, the oldest
-    first} of a run: several if it was edited between a stop and a resume. Functions of
-    curriculum.py that no option names do not count: writing another one changes no run."""
+    """Return a run's code as {file, or function of curriculum.py: its hashes, the oldest first}.
+
+    There are several hashes if it was edited between a stop and a resume. Functions of
+    curriculum.py that no option names do not count: adding one changes no run.
+    """
     hashes = file_hashes([*METHOD, *world_files(o.world)])
     rest = inspect.getsource(curriculum)
     for option, prefix in NAMED.items():
@@ -39,7 +41,7 @@ def code_versions(o) -> dict:
             rest = rest.replace(code, "")
             if name == getattr(o, option):
                 hashes[prefix + name] = short_hash(code)
-    hashes["curriculum.py"] = short_hash("".join(rest.split()))  # blank lines may stay behind
+    hashes["curriculum.py"] = short_hash("".join(rest.split()))  # ignore blank lines left behind
 
     versions = {}
     for name, digest in hashes.items():
@@ -50,17 +52,17 @@ def code_versions(o) -> dict:
 
 
 def file_hashes(names) -> dict:
-    """Return {file of the project: its hash}, wherever the project is started from."""
+    """Return {file of the project: its hash}, whatever the current folder."""
     return {name: short_hash((PROJECT / name).read_text()) for name in names}
 
 
 def short_hash(text: str) -> str:
-    """Return six hex digits, which a person can compare."""
+    """Return six hex digits, short enough to compare by eye."""
     return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def world_files(name: str) -> list:
-    """Return the file of a world and those of worlds/ that its import lines name, or theirs."""
+    """Return a world's file and all files of worlds/ that it imports, directly or not."""
     paths = {path.stem: path for path in PROJECT.glob("worlds/**/*.py")}
     files, names = set(), [name]
     while names:
@@ -77,7 +79,7 @@ def world_files(name: str) -> list:
 
 
 def inputs(o) -> dict:
-    """Return {file of tasks, or model, that an option names: its hash}."""
+    """Return {task file or model named by an option: its hash}."""
     hashes = {}
     for value in (o.base_tasks, o.validation_tasks, o.teacher_tasks, *o.world_options.values()):
         if isinstance(value, str) and Path(value).is_file():
@@ -89,8 +91,7 @@ def inputs(o) -> dict:
 
 
 def base_digest(policy) -> str:
-    """Return a hash of the weights of a base model that no option names: a world that was edited
-    may train another one."""
+    """Return a hash of a base model's weights: an edited world may train a different one."""
     return tensors_digest((name, weights) for name, weights in policy.lm.named_parameters()
                           if "lora_" not in name)
 
@@ -100,7 +101,7 @@ def base_digest(policy) -> str:
 
 
 def origin(o, policy) -> dict:
-    """Return what a run begins with: what has to stay, and what may change. policy: the agent's."""
+    """Return what a run begins with, fixed and changeable. policy: the agent's."""
     fixed = {"the kind of device": policy.device.type, **inputs(o)}
     if not o.model:
         fixed["the world's base model"] = base_digest(policy)
@@ -111,8 +112,11 @@ def origin(o, policy) -> dict:
 
 
 def check_origin(then: dict, now: dict, schedule: str):
-    """Raise UserError if a run did not begin with what is there now. Print which code was edited,
-    and whether the schedule may bend. then, now: as `origin` returns them."""
+    """Raise UserError if a fixed input has changed since the run began.
+
+    Print which code was edited, and whether the schedule may bend. then, now: as `origin` returns
+    them.
+    """
     for name, value in then["fixed"].items():
         present = now["fixed"].get(name)
         if present != value:

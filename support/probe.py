@@ -1,18 +1,18 @@
 """Try the functions of curriculum.py that the options name, before anything is trained.
 
-Usage: support/options.py calls `try_functions`. A function that fails, or gives what a run would
-silently train on, is one line with the line of curriculum.py: the run has not begun, nothing is
-lost. During the run the same function raises Python's own traceback.
+Usage: support/options.py calls `try_functions`. A function that fails, or returns what a run would
+silently train on, is reported in one line with its place in curriculum.py, before the run begins.
+During a run the same function raises an ordinary traceback.
 """
 import curriculum
 from data_pool import Trace
 from errors import is_number, users_code, wrong_value
 
-MOST_TRIED = 1000  # epochs, and values of p_hat
+MOST_TRIED = 1000  # try at most this many epochs, and values of p_hat
 
 
 def try_functions(o):
-    """Call the four functions on values such as a run gives them. Raises UserError."""
+    """Call the four functions on values like those of a run. Raise UserError if one fails."""
     try_schedule(curriculum.functions("alpha_")[o.alpha_schedule], o)
     try_difficulty_reward(curriculum.functions("reward_")[o.difficulty_reward], o)
     try_seed_selection(curriculum.functions("seeds_")[o.seed_selection], o)
@@ -20,8 +20,7 @@ def try_functions(o):
 
 
 def try_once(function, is_right, rule: str, *args):
-    """Return function(*args). Raises UserError for what it raises, and for a value that breaks the
-    rule."""
+    """Return function(*args). Raise UserError if it fails or its value breaks the rule."""
     arguments = ", ".join(map(repr, args))[-300:]
     with users_code(function.__code__.co_filename, arguments):
         value = function(*args)
@@ -31,7 +30,7 @@ def try_once(function, is_right, rule: str, *args):
 
 
 def try_schedule(schedule, o):
-    """Run it beside an agent that solves half of the tasks, none, all, and beside no tasks."""
+    """Try it with agents that solve half, none or all of the tasks, and without tasks."""
     def is_alpha(value):
         return is_number(value) and 0 < value < 1
 
@@ -49,14 +48,14 @@ def try_schedule(schedule, o):
 
 
 def try_difficulty_reward(reward, o):
-    """Give it every p_hat there is, at --alpha and near both ends."""
+    """Try every p_hat, at --alpha and near both ends."""
     for alpha in (o.alpha, 0.05, 0.95):
         for k in range(min(o.G, MOST_TRIED) + 1):
             try_once(reward, is_number, "a finite number", k / o.G, alpha, o.beta)
 
 
 def try_seed_selection(weigh, o):
-    """Give it few tasks and many."""
+    """Try it with few and with many tasks."""
     for n in (1, 3, 50):
         def are_weights(value, n=n):
             if not isinstance(value, (list, tuple)) or len(value) != n:
@@ -69,8 +68,7 @@ def try_seed_selection(weigh, o):
 
 
 def try_agent_reward(reward, o):
-    """Give it attempts that are right and wrong, short and as long as they may be, cut off or
-    not."""
+    """Try right and wrong attempts, of the shortest and the longest length, cut off or not."""
     def is_reward(value):
         return is_number(value, 0, 1)
 

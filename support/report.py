@@ -1,13 +1,13 @@
-"""One self-contained page per run.
+"""Write one self-contained page per run.
 
 Paper: its Figures 4-8 (figures.py), and tasks with attempts to read.
 
 Usage: support/run.py writes report.html at the end of a run. `python genenv.py compare RUN` writes
-it for a run that is still going or was stopped. scripts/compare.py makes its page of the same
+it for a run that is still going or was stopped. scripts/compare.py builds its page from the same
 parts: a page is a list of sections, which report.html.j2 turns into HTML.
 
-Deviations: figures and style are embedded, so that a single file can be sent along. Text of models
-is escaped, and the page forbids scripts and outside sources.
+Deviations: figures and style are embedded, so that the page is a single file. Models' texts are
+escaped, and the page forbids scripts and outside sources.
 """
 from pathlib import Path
 
@@ -19,16 +19,16 @@ from support import figures
 from support.options import flag, flat, parse_options, saved_options
 from worlds import world_names
 
-# options that change nothing
+# options that do not change a result
 UNIMPORTANT = "out", "threads", "date", "code"
 READING = "Read held-out success first, then why: mixed groups, tasks in the band, their variety."
 EXPLANATION = ("Samples: a task, in grey the one it varies, a right answer, the best and worst "
                "attempt.")
-TEXT_LIMIT = 900  # characters of a task or an attempt that a page shows
+TEXT_LIMIT = 900  # a page shows this many characters of a task or an attempt
 
 
 def write(folder) -> Path:
-    """Write report.html of a run folder; returns its path. Raises UserError as read_run does."""
+    """Write report.html of a run folder and return its path. Raise UserError as read_run does."""
     folder = Path(folder)
     metrics, o = read_run(folder)
     about = f"{o.variant} on {o.world}, seed {o.seed}, epochs 0 to {len(metrics) - 1}"
@@ -43,24 +43,28 @@ def write(folder) -> Path:
         {"heading": "Tasks and answers", "text": EXPLANATION,
          "groups": sample_cards(metrics, read_jsonl(folder / "samples.jsonl"))},
     ]
-    # whole or not at all: it is the last thing that a run writes, and shows that all is done
+    # written atomically: it is a run's last file, and shows that the run is complete
     write_whole(folder / "report.html", page(folder.name, sections))
     return folder / "report.html"
 
 
 def page(title: str, sections: list) -> bytes:
-    """A whole page. sections: dicts with some of heading and text (texts), table (rows of cells),
-    figures (see figures.py) and groups of cards (see sample_cards)."""
+    """Return a whole page.
+
+    sections: dicts with some of heading and text (texts), table (rows of cells), figures (see
+    figures.py) and groups of cards (see sample_cards).
+    """
     folder = jinja2.FileSystemLoader(Path(__file__).parent)
     templates = jinja2.Environment(loader=folder, autoescape=True)
     template = templates.get_template("report.html.j2")
     text = template.render(title=title, sections=sections)
-    # a model may write half of a surrogate pair, which has no encoding
+    # a model may write half of a surrogate pair, which cannot be encoded
     return text.encode("utf-8", "replace")
 
 
 def read_run(folder):
-    """(records of metrics.jsonl, Options) of a run folder. Raises UserError: what is missing."""
+    """Return (records of metrics.jsonl, Options) of a run folder. Raise UserError naming what is
+    missing."""
     o = saved_options(folder)
     metrics = read_jsonl(Path(folder) / "metrics.jsonl")
     if not metrics:
@@ -69,11 +73,11 @@ def read_run(folder):
 
 
 # ---------------------------------------------------------------------------------------------
-# what matters most, as text
+# the main figures, as text
 
 
 def facts(metrics) -> dict:
-    """{name: value as text} of what matters most in a run, at its start and now."""
+    """Return {name: value as text} of a run's main figures, at its start and now."""
     first, last = metrics[0], metrics[-1]
     second = metrics[:2][-1]
     cpu_seconds = sum(m["cpu_seconds"] for m in metrics)
@@ -93,17 +97,17 @@ def facts(metrics) -> dict:
 
 
 def change(first, last, key, form) -> str:
-    """A metric in two epochs' records."""
+    """Return a metric's change between two records, as text."""
     return f"{as_text(first[key], form)} -> {as_text(last[key], form)}"
 
 
 def as_text(value, form: str) -> str:
-    """A metric of a record, a dash where that epoch did not measure it."""
+    """Return a metric as text, a dash if it was not measured."""
     return "-" if value is None else format(value, form)
 
 
 def duration(seconds: float) -> str:
-    """In the unit that a person would choose."""
+    """Return a time as text, in the unit that a person would choose."""
     if seconds < 60:
         return f"{seconds:.0f} s"
     if seconds < 6000:
@@ -112,9 +116,11 @@ def duration(seconds: float) -> str:
 
 
 def gain_text(m: dict, first: dict) -> str:
-    """Held-out success in an epoch's record minus that in another one, with its standard error.
-    Taken task by task, so that how hard a task is drops out of the standard error; what another
-    seed would give is not in it."""
+    """Return the gain in held-out success over the first epoch, with its standard error.
+
+    Differences are paired by task, so that tasks' difficulties drop out of the standard error. It
+    does not include the variation between seeds.
+    """
     if m is first:
         return "-"
     if m["validation_set"] != first["validation_set"]:
@@ -128,8 +134,7 @@ def gain_text(m: dict, first: dict) -> str:
 
 
 def warning_rows(metrics) -> list:
-    """[(name of a warning, when it was given, its last text)]: one row, however often it was
-    given."""
+    """Return a row (name, when, last text) for each kind of warning, however often it occurred."""
     by_name = {}
     for m in metrics:
         for warning in m["warnings"]:
@@ -149,7 +154,7 @@ def warning_rows(metrics) -> list:
 
 
 def held_out_rows(metrics) -> list:
-    """Success by category, at the start and now, in the world's own order."""
+    """Return rows of success by category, at the start and now, in the world's order."""
     first, last = metrics[0], metrics[-1]
     rows = [[last["category_name"], "tasks", "success"]]
     for name, rates in last["validation_rates"].items():
@@ -159,7 +164,7 @@ def held_out_rows(metrics) -> list:
 
 
 def changed_options(o) -> list:
-    """The world, and each option that is not as it would be without a word on the command line."""
+    """Return rows of the world and of each option that differs from its default."""
     in_world = ["--world", o.world] if o.world in world_names() else []
     usual = flat(parse_options(in_world))
     rows = [["--world", o.world]]
@@ -170,9 +175,9 @@ def changed_options(o) -> list:
 
 
 def sample_cards(metrics, samples) -> list:
-    """[{"heading": epoch, "cards": its samples}] of the first, the middle and the last epoch."""
+    """Return [{"heading": epoch, "cards": its samples}] of the first, middle and last epoch."""
     groups = []
-    # each once, where a run is short
+    # list an epoch only once if the run is short
     last = metrics[-1]["epoch"]
     for epoch in sorted({0, (last + 1) // 2, last}):
         cards = [card(r) for r in samples if r["epoch"] == epoch]
@@ -181,8 +186,11 @@ def sample_cards(metrics, samples) -> list:
 
 
 def card(r) -> dict:
-    """A task with the one that it varies, its expected answer, and attempts with their rewards; or
-    a text that was refused: {"tag": a line about it, "texts": [(its kind, text)]}."""
+    """Return a sample as {"tag": a line about it, "texts": [(kind, text)]}.
+
+    It shows a task, its seed task, its expected answer and its attempts with rewards, or a refused
+    text.
+    """
     texts = []
     if r["seed_task"]:
         texts.append(("seed", f"varies: {r['seed_task']}"))

@@ -1,7 +1,7 @@
-"""A run: what it consists of, how it begins, how an epoch and the whole of it end.
+"""Hold and prepare a run, and end its epochs and the run itself.
 
-Usage: genenv.train calls `prepare_run`, then `end_epoch` after every epoch, then `finish`. All that
-a run is lies in one dataclass that is handed to every step; nothing is global.
+Usage: genenv.train calls `prepare_run`, then `end_epoch` after every epoch, then `finish`. One
+dataclass holds the whole run and is passed to every step; nothing is global.
 """
 import json
 import time
@@ -28,27 +28,27 @@ from worlds.probe import check_texts_survive, open_world
 
 @dataclass
 class EpochState:
-    """What has been done so far in an epoch; a checkpoint within the epoch holds all of it."""
+    """Hold the progress of an epoch; a checkpoint within the epoch saves all of it."""
     epoch: int = 0               # t of Algorithm 1; 0 is the state before training
-    step: int = 0                # the step that is made; in a checkpoint, how many were made
+    step: int = 0                # index of the current step; in a checkpoint, number of steps made
     seconds: float = 0.0         # of training; validation not counted
-    cpu_seconds: float = 0.0     # CPU time of this process in them: no other work counts
+    cpu_seconds: float = 0.0     # CPU time of this process in them, without other work
     written: int = 0             # generations of the simulator, valid or not
-    invalid: Counter = field(default_factory=Counter)  # {reason: how many of them were invalid}
+    invalid: Counter = field(default_factory=Counter)  # {reason: how many generations it refused}
     trials: list = field(default_factory=list)         # Trials
     agent: list = field(default_factory=list)          # statistics of each grpo_update
     records: list = field(default_factory=list)        # EnvRecords of this epoch
-    seeds: int = 0               # seed tasks varied so far: the next ones' groups start here
-    texts: list = field(default_factory=list)          # Rollouts of all that it wrote
+    seeds: int = 0               # seed tasks varied so far: the next groups are numbered from here
+    texts: list = field(default_factory=list)          # Rollouts of all texts of the simulator
     refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
     surprise: float = 0.0        # -log-prob of all tokens that the agent sampled, in nats
-    # keys of tasks imitated so far; kept across epochs, where a world has imitate_once
+    # keys of tasks imitated so far, carried across epochs if the world has imitate_once
     imitated: list = field(default_factory=list)
 
 
 @dataclass
 class Run:
-    """A run: its options, what it works with, and how far it has come."""
+    """Hold a run: its options, what it works with, and its progress."""
     o: Options
     world: World                      # the domain, see worlds/__init__.py
     policy: Policy                    # the agent's: a frozen base, adapters "agent" and "env"
@@ -62,28 +62,30 @@ class Run:
     train_pool: TrainPool = None      # D_train
     env_pool: EnvPool = None          # D_env
     state: EpochState = field(default_factory=EpochState)
-    history: list = field(default_factory=list)  # metrics records of the epochs that are over
+    history: list = field(default_factory=list)  # metrics records of completed epochs
     teacher: list = field(default_factory=list)  # ready-made tasks of --variant teacher
     peaks: dict = field(default_factory=dict)    # {phase: peak memory of a GPU in bytes}
     ends: list = field(default_factory=list)     # when the epochs of this process ended
-    # clock readings up to which state.seconds and state.cpu_seconds count
+    # clock readings when timing last stopped
     clock_start: float = field(default_factory=time.perf_counter)
     cpu_start: float = field(default_factory=time.process_time)
-    stop: int | None = None           # number of the signal that asks the run to stop
-    lock: object = None               # holds the folder against a second program
-    origin: dict = field(default_factory=dict)   # what it began with, see support/origin.py
+    stop: int | None = None           # number of the signal that asked the run to stop
+    lock: object = None               # keeps a second program out of the folder
+    origin: dict = field(default_factory=dict)   # what the run began with, see support/origin.py
 
     @contextmanager
     def phase(self, name, adapter=""):
-        """`with run.phase("agent update (GRPO)", "agent") as moved`: record the phase's peak
-        memory, and at the end in `moved.other` whether an adapter other than the given one changed.
-        It goes into the epoch's statistics, and health.py warns of it."""
+        """Record a phase's peak memory, and whether an adapter other than `adapter` changed.
+
+        `with run.phase("agent update (GRPO)", "agent") as moved` sets `moved.other` at the end. It
+        goes into the epoch's statistics, and health.py warns of it.
+        """
         with measure.peak_memory(self.peaks, name), measure.movement(self.params, adapter) as moved:
             yield moved
 
     @property
     def policies(self) -> list:
-        """Return the simulator's policy, then the agent's if that is another one."""
+        """Return the simulator's policy, then the agent's if it is a different one."""
         if self.policy is self.simulator:
             return [self.policy]
         return [self.simulator, self.policy]
@@ -102,9 +104,11 @@ class Run:
 
 
 def prepare_run(o, world=None) -> Run:
-    """Return a run before its next epoch: folder, world, policy, pools, optimisers and generators,
-    resumed if asked. Raises UserError for anything the user can fix; then nothing was written.
-    world: if it is open already."""
+    """Return a run ready for its next epoch, new or resumed.
+
+    Raise UserError for anything the user can fix, before anything is written. world: given if it is
+    open already.
+    """
     torch.set_num_threads(o.threads or torch.get_num_threads())
     o = replace(o, code=code_versions(o))
     with checkpoint.claimed_folder(o) as (folder, lock):
@@ -113,22 +117,22 @@ def prepare_run(o, world=None) -> Run:
         run.lock = lock
         if o.resume:
             checkpoint.load(run)
-        # written on resuming too: --epochs or memory options may have changed. resume is saved as
-        # False, as a config.json can also begin a new run
+        # written on resume too: --epochs or memory options may have changed. resume is saved as
+        # False, since a config.json can also begin a new run
         options = {**asdict(o), "resume": False}
         write_whole(folder / "config.json", json.dumps(options, indent=1))
-    # not before checkpoint.load, which cuts their files
+    # read the pools after checkpoint.load, which cuts their files
     run.train_pool = TrainPool(folder / "train.jsonl", run.world.base_tasks())
     run.env_pool = EnvPool(folder / "env.jsonl")
     return run
 
 
 def build_run(o, world, folder) -> Run:
-    """Return a run before its first epoch, all but its pools; nothing is written."""
+    """Return a run before its first epoch, without its pools. Nothing is written."""
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out)
     policy, simulator = load_players(o, world, teacher)
-    # three streams per --seed, and none shared with another --seed (metrics.py has the third)
+    # each --seed has three streams, shared with no other --seed (metrics.py has the third)
     rng, sampler = torch.Generator().manual_seed(3 * o.seed), policy.generator(3 * o.seed + 1)
     return Run(
         o=o, world=world, policy=policy, simulator=simulator, folder=folder,
@@ -138,9 +142,12 @@ def build_run(o, world, folder) -> Run:
 
 
 def load_players(o, world, teacher) -> tuple[Policy, Policy]:
-    """Return the agent's policy and the simulator's: the same one, as in the paper both start from
-    one model, unless --env-model gives the simulator its own. Raise UserError for a model that
-    does not fit the memory, the world or its tasks."""
+    """Return the agent's policy and the simulator's.
+
+    They are one object, as the paper starts both from one model, unless --env-model gives the
+    simulator its own. Raise UserError for a model that does not fit the memory, the world or its
+    tasks.
+    """
     if o.model and world.chat:
         memory.check([model_config(name) for name in (o.model, o.env_model) if name], o)
     elif o.quant:
@@ -150,7 +157,7 @@ def load_players(o, world, teacher) -> tuple[Policy, Policy]:
     if o.env_model:
         simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",))
         policy.params.pop("env", None)  # a world may have given it both adapters
-    for player in dict.fromkeys((policy, simulator)):  # once if both are one
+    for player in dict.fromkeys((policy, simulator)):  # only once if they are the same
         check_texts_survive(world, player, teacher)
     dtype = str(policy.lm.dtype).removeprefix("torch.")
     print(f"computes in {dtype} on {policy.device}", flush=True)
@@ -158,14 +165,14 @@ def load_players(o, world, teacher) -> tuple[Policy, Policy]:
 
 
 def alpha_of(run) -> float:
-    """Return the target success rate of this epoch, by --alpha-schedule; --alpha in epoch 0."""
+    """Return this epoch's target success rate, by --alpha-schedule; --alpha in epoch 0."""
     o, epoch = run.o, run.state.epoch
     if epoch == 0:
         return o.alpha
-    # before any epoch with tasks
+    # assume these figures until an epoch has tasks
     last = {"success_rate": 0.5, "mixed_share": 0.0, "p_hat_counts": [0] * (o.G + 1),
             "mixed_of_possible": None}
-    # an epoch without tasks shows nothing of the agent: use the last that had some
+    # an epoch without tasks does not measure the agent: use the last epoch that had some
     for record in run.history:
         if record["distinct_tasks"]:
             last = record
@@ -179,15 +186,17 @@ def alpha_of(run) -> float:
 
 
 def note_refused(run, seed_task, text, reason):
-    """Count an invalid generation; keep one text of every reason for samples.jsonl."""
+    """Count an invalid generation; keep one text per reason for samples.jsonl."""
     run.state.invalid[reason] += 1
     if run.state.invalid[reason] == 1:
         run.state.refused.append([seed_task.text, text[:2000], reason])
 
 
 def end_epoch(run, env_stats, alpha):
-    """Measure, print one line, put everything on disk. Replace run.state by that of the next epoch.
-    Raise Stopped if a signal came."""
+    """Measure and print the epoch, save everything, and put the next epoch's state in run.state.
+
+    Raise Stopped if a signal came.
+    """
     run.count_seconds()
     record = measure.epoch_record(run, env_stats, alpha)
     run.history.append(record)
@@ -203,7 +212,7 @@ def end_epoch(run, env_stats, alpha):
         print(left, flush=True)
     # validation and saving are not training
     run.clock_start, run.cpu_start = time.perf_counter(), time.process_time()
-    checkpoint.stop_if_asked(run, 0)  # no step of the next epoch was made
+    checkpoint.stop_if_asked(run, 0)  # the next epoch has no step yet
 
 
 def finish(run):
@@ -212,7 +221,7 @@ def finish(run):
         policy.save_adapters(run.folder / "adapters")
         print(f"rollouts: {policy.tokens_drawn} tokens drawn, room for {policy.slot_steps}")
     peaks = [f"{name} {size / 1e9:.2f} GB" for name, size in run.peaks.items() if size]
-    if peaks:  # none on a CPU
+    if peaks:  # a CPU has none
         print("peak memory of the GPU: " + ", ".join(peaks))
     report.write(run.folder)
     print(screen.closing_words(run))

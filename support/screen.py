@@ -1,10 +1,9 @@
-"""What a run prints: the banner, one line an epoch, how long it will take, the closing words.
+"""Format what a run prints: a banner, one line per epoch, the time left, the closing words.
 
-Usage: support/run.py prints it. All of it is text made from records of metrics.jsonl or from
-options.
+Usage: support/run.py prints these texts, made from records of metrics.jsonl or from options.
 
-Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success" never appears by
-itself: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
+Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success" always names its
+tasks: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
 """
 import shlex
 import sys
@@ -17,7 +16,7 @@ entropy, and KL to the simulator's start: nats per token; in band: those of the 
 alpha, which a trained simulator imitates; training time: without validation; -: not measured
         success on           mixed   agent's         length  distinct    in     sim.  training
  epoch  held-out  generated  groups  entropy  alpha  of task     tasks  band       KL    time"""
-COLUMNS = (  # figure, width, format; below LEGEND
+COLUMNS = (  # figure, width and format, aligned with LEGEND
     ("epoch", 6, "d"),
     ("validation", 8, ".3f"),
     ("success_rate", 9, ".2f"),
@@ -33,8 +32,7 @@ COLUMNS = (  # figure, width, format; below LEGEND
 
 
 def banner(o, folder, threads: int) -> str:
-    """Before anything slow begins: world, models, run folder, and the options of the command
-    line."""
+    """Return the first lines of a run: world, models, folder and the command line's options."""
     models = o.model or "the world's own"
     if o.env_model:
         models += f" and {o.env_model}"
@@ -47,8 +45,11 @@ def banner(o, folder, threads: int) -> str:
 
 
 def line(r: dict, before=()) -> str:
-    """An epoch in one line of less than 100 characters, under LEGEND; its warnings below it, by
-    name only where the epoch before, the only record in `before`, had them too."""
+    """Return an epoch's line, of less than 100 characters, with its warnings below.
+
+    A warning appears by name only if the previous epoch had it too. before: a list of the previous
+    record, if any.
+    """
     cells = []
     for key, width, form in COLUMNS:
         figure = r[key] if was_measured(r, key) else None
@@ -62,9 +63,8 @@ def line(r: dict, before=()) -> str:
 
 
 def time_left(ends: list, epochs_left: int) -> str:
-    """How long the rest of a run will take, said once: after its second epoch of training, or of
-    those since it was resumed. ends: when the epochs so far ended, in seconds, that before these
-    two first."""
+    """Return how long the rest of a run will take, once: after two epochs since it was started or
+    resumed. ends: when each epoch of this process ended, in seconds."""
     if len(ends) != 3 or not epochs_left:
         return ""
     per_epoch = (ends[2] - ends[0]) / 2  # validation included
@@ -72,11 +72,12 @@ def time_left(ends: list, epochs_left: int) -> str:
 
 
 def closing_words(run) -> str:
-    """Return the last lines of a run: what matters most, at its start and now, and what next."""
+    """Return the last lines of a run: its main figures, at the start and now, and what to do
+    next."""
     lines = [""]
     for name, value in facts(run.history).items():
         lines.append(f"{name:<27} {value}")
-    # what surprises people who have read of alpha
+    # explain what may surprise a reader who knows what alpha is for
     last = run.history[-1]
     if last["distinct_tasks"] and last["success_rate"] > last["alpha"] + run.o.k_min:
         lines.append("success on generated tasks ends above alpha: expected, as the agent learns "

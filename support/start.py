@@ -1,8 +1,7 @@
-"""How `python genenv.py ...` starts: what can be wrong with a command line is found before a model
-is loaded.
+"""Start `python genenv.py ...`: find mistakes in a command line before a model is loaded.
 
-Usage: genenv.py calls `start` and trains with what it returns. A teacher's tasks are read later, by
-support/run.py.
+Usage: genenv.py calls `start` and trains with what it returns. support/run.py reads a teacher's
+tasks later.
 """
 import importlib
 import time
@@ -17,13 +16,13 @@ from worlds.probe import open_world
 def start(argv) -> tuple:
     """Return (Options, World) of the run that a command line begins or resumes.
 
-    A command, such as warm-start, is done at once, and then the program ends: SystemExit. Raises
-    UserError for options, a world, its task files or a name of a model that cannot be used.
+    Run a command such as warm-start at once, then raise SystemExit. Raise UserError for options, a
+    world, task files or a model's name that cannot be used.
     """
     if argv and not argv[0].startswith("-"):
         raise SystemExit(run_command(*argv))
     o = parse_options(argv)
-    # a chat template may name the day: it stays that on which the run began
+    # a chat template may contain the date: keep the day on which the run began
     o = replace(o, date=o.date or time.strftime("%Y-%m-%d"))
     world = open_world(o)
     for model in (o.model, o.env_model):
@@ -33,7 +32,7 @@ def start(argv) -> tuple:
 
 
 def run_command(name, *argv):
-    """Do what one of COMMANDS says. Raises UserError."""
+    """Run one of COMMANDS. Raise UserError for any other name."""
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}: {choose(name, COMMANDS)}; "
                         "options begin with --")
