@@ -23,26 +23,21 @@ def lamp(n, name):
     return {"task": f"Please {name} lamp number {n} for me.", "calls": [call(name, lamp=n)]}
 
 
-def made(folder, tools, base, **more):
-    """Return a world with a list of tools and examples."""
-    files = {"tools": lines(folder / "tools.jsonl", tools),
-             "base_tasks": lines(folder / "base.jsonl", base)}
-    return World(options(**files, **{"max_prompt_tokens": 640, **more}))
-
-
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
     """A world with a list of eight tools, examples of three of them and a question."""
+    folder = tmp_path_factory.mktemp("list")
     examples = [lamp(n, NAMES[n % 3]) for n in range(30, 54)]
-    tools = [tool(name, lamp=WHOLE) for name in NAMES]
-    return made(tmp_path_factory.mktemp("list"), tools, [*examples, question()])
+    tools = lines(folder / "tools.jsonl", [tool(name, lamp=WHOLE) for name in NAMES])
+    base = lines(folder / "base.jsonl", [*examples, question()])
+    return World(options(tools=tools, base_tasks=base, max_prompt_tokens=640))
 
 
 def names_of(specs):
     return [spec["name"] for spec in specs]
 
 
-def test_a_seed_task_is_shown_six_tools_of_the_list(world, tmp_path):
+def test_a_seed_task_is_shown_six_tools_of_the_list(world):
     """Otherwise the simulator would write for the tools of the examples only."""
     generator, seen = torch.Generator().manual_seed(0), Counter()
     example, *_, last = world.base_tasks()
@@ -53,10 +48,6 @@ def test_a_seed_task_is_shown_six_tools_of_the_list(world, tmp_path):
         assert len(set(names_of(seed.spec["shown"]))) == 6
     assert set(seen) == set(NAMES) and min(seen.values()) > 50
     assert world.seed_for(last, generator) == last and not structured(last)
-    # as few as a prompt has room for
-    long_tools = [tool(name, "x" * 300, lamp=WHOLE) for name in NAMES]
-    world = made(tmp_path, long_tools, [lamp(n, "mend") for n in range(9)])
-    assert len(world.seed_for(world.base_tasks()[0], generator).spec["shown"]) == 2
 
 
 def test_a_written_task_offers_the_tools_that_its_simulator_was_shown(world):

@@ -41,11 +41,12 @@ def test_the_checker_executes_the_chain_and_every_digit_counts(world):
     says."""
     for name in ladder.NAMES:
         assert "".join(str(ladder.run_tools(d, [name])[0]) for d in range(10)) == PLAIN[name]
-    for task in world.validation_tasks() + world.base_tasks()[:50]:
+    for task in world.validation_tasks():
         tools, digits = task.spec["tools"], digits_of(**task.spec)
         assert world.score(task, world.text.answer(tools, digits)) == (1.0, True)
         for i in range(len(digits)):
-            wrong = digits[:i] + [(digits[i] + 1) % 10] + digits[i + 1:]
+            wrong = digits.copy()
+            wrong[i] = (digits[i] + 1) % 10
             assert world.score(task, world.text.answer(tools, wrong)) == (0.0, True)
         assert world.score(task, world.text.answer(tools[:-1], digits[:-1]))[0] == 0.0
 
@@ -73,15 +74,12 @@ def test_what_the_simulator_is_shown_is_a_task_that_is_not_held_out(world):
         task = world.parse_task(world.imagine(rng)[1], NO_SEED, 4)
         assert not task_keys(world, task) & held_out and task.epoch == 4
         assert world.parse_task(task.text, task, 1).spec == task.spec
-    for chain in (world.unseen(rng, ladder.NAMES, 2) for _ in range(500)):
-        assert not world.is_held_out(*chain)
+        assert not world.is_held_out(*world.unseen(rng, ladder.NAMES, 2))
 
 
 @pytest.mark.parametrize("world, texts", [
-    (SYMBOLS, ["", "3", "3 inc", "3 s2 inc", "3 s1 inc s3 dbl", "33 s1 inc", "3 s1 vary",
-               "3 s1 inc 4", "² s1 inc", "3 s01 inc"]),
-    (WORDS, ["", "4:", "4: double,", "44: double", "4: fly", "4: double: 8", "² : double",
-             "4: " + "double, " * 99 + "double"])])
+    (SYMBOLS, ["", "3", "3 s2 inc", "33 s1 inc", "3 s1 vary", "3 s1 inc 4", "² s1 inc"]),
+    (WORDS, ["", "4:", "44: double", "4: fly", "4: double: 8", "² : double"])])
 def test_other_texts_are_malformed_or_too_long(world, texts):
     """Otherwise the agent would attempt nonsense."""
     for text in texts:
@@ -126,13 +124,12 @@ def test_a_base_model_learns_responses_and_their_ends_alone():
     assert labels.equal(ids)
 
 
-@pytest.mark.parametrize("success, word", [
-    (None, "b?"), (0, "b0"), (0.44, "b4"), (0.95, "b8")])
-def test_both_prompts_are_what_the_base_model_was_trained_on(success, word):
+def test_both_prompts_are_what_the_base_model_was_trained_on():
     """Otherwise the simulator would hear nothing of success, and the agent see no task."""
     text = "3 s1 inc s2 dbl"
     task = SYMBOLS.parse_task(text, NO_SEED, 0)
-    assert SYMBOLS.env_prompt(task, success) == f"vary {word} {text} =>"
+    for success, word in ((None, "b?"), (0, "b0"), (0.44, "b4"), (0.95, "b8")):
+        assert SYMBOLS.env_prompt(task, success) == f"vary {word} {text} =>"
     assert SYMBOLS.agent_prompt(task) == f"{text} ="
     for prompt, _ in SYMBOLS.pairs(random.Random(0), 200):
         assert re.fullmatch(r"(vary b[0-8?] )?\d( s\d [a-z]+)+ =>?", prompt)
@@ -172,8 +169,3 @@ def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch):
     world = ladder.World(o)
     assert not world.chat and set(world.load_policy().params) == {"agent", "env"}
     user_error("for its own small models", household.World, o)  # other words
-
-
-def test_tasks_of_a_file_are_refused():
-    """Otherwise they would be ignored silently."""
-    user_error("ladder", ladder.World, genenv.Options(validation_tasks="f"))

@@ -337,7 +337,7 @@ def test_added_tokens_of_both_kinds_are_no_text_of_a_task():
     """Otherwise a written task could open a thought, or a tool's answer, in both players'
     prompts."""
     tokenizer = byte_tokenizer(ordinary=["<think>", "  "])
-    for text in ("Lock it <think>now", {"a": ["<|im_end|>"]}):
+    for text in ("Lock it <think>now", {"a": [{"<|im_end|>": 1}]}):
         assert special_token_in(text, tokenizer)
     assert special_token_in("Lock  it < think >", tokenizer) == ""  # blanks are text
 

@@ -14,10 +14,8 @@ import torch
 from helpers import flat, one_line, randomise
 import genenv
 from policy import Policy, policy_options
-from rwr import rwr_step
 from scripts import warm_start
 from data_pool import append_jsonl
-from support.options import Options
 from test_tool_calls import WHOLE, call, tool
 from worlds import load_world
 
@@ -70,23 +68,16 @@ def test_held_out_tasks_are_never_imitated(command):
         assert not any(text in json.dumps(pairs) for text in held_out)
 
 
-def test_the_loss_is_the_mean_over_the_models_own_tokens(model):
+def test_only_the_models_own_turns_are_imitated_and_each_has_its_end(model):
     """Otherwise the agent would learn to write observations, or turns without an end."""
     policy = Policy.load(model, ("warm",), rank=4, device="cpu")
-    randomise(policy)
-    episode, answer = ["open door", "It is shut.", "unlock door"], "dim(n=2)"
-    rollouts = [policy.as_drawn("Go.", text) for text in (episode, answer)]
+    episode = ["open door", "It is shut.", "unlock door"]
+    rollout = policy.as_drawn("Go.", episode)
     first, last = (policy.encode(turn) + policy.end_of_turn for turn in episode[::2])
     observation = policy.encode_observation(episode[1])
-    assert rollouts[0].response == first + observation + last
+    assert rollout.response == first + observation + last
     read = range(len(first), len(first) + len(observation))
-    assert [i for i, drawn in enumerate(rollouts[0].drawn) if not drawn] == list(read)
-    with policy.use("warm"):
-        with torch.no_grad():
-            dense = sum(Policy.plain_logprobs(policy, [r])[0].sum() for r in rollouts)
-        optimizer = policy.optimizer("warm", 1e-3)
-        loss, _ = rwr_step(policy, "warm", optimizer, rollouts, torch.ones(2), Options())
-    assert loss == pytest.approx(-float(dense) / sum(r.tokens for r in rollouts), rel=1e-4)
+    assert [i for i, drawn in enumerate(rollout.drawn) if not drawn] == list(read)
 
 
 def as_on_a_hub(model, folder):
@@ -154,10 +145,8 @@ def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, com
 
 
 def test_refusals_are_one_line(done, command, tmp_path, capsys):
-    few, new = tmp_path / "few.jsonl", str(tmp_path / "new")
+    few = tmp_path / "few.jsonl"
     append_jsonl(few, TASKS[:5])
-    for arguments, words in (
-            ([*command, new, "--base-tasks", str(few), "--tools", ""], "to imitate as agent"),
-            ([*command, str(done)], "not empty"),
-            (["--resume", "--out", str(done)], "give it as --model")):
-        one_line(capsys, genenv.main(arguments), words)
+    new = [*command, str(tmp_path / "new"), "--base-tasks", str(few), "--tools", ""]
+    one_line(capsys, genenv.main(new), "to imitate as agent")
+    one_line(capsys, genenv.main([*command, str(done)]), "not empty")

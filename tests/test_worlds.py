@@ -18,7 +18,7 @@ import pytest
 
 from data_pool import Task, read_jsonl
 import genenv
-from helpers import Speaker, raised, toy_tokenizer, user_error
+from helpers import Speaker, raised, user_error
 from policy import Rollout
 from support.options import parse_options
 import worlds
@@ -220,23 +220,6 @@ def test_models_that_lose_text_are_refused():
 
 SEED, OTHER, HELD = (template.make(name, [1, 2, 3]) for name in ("inc", "dbl", "neg"))
 TEMPLATE = made("template")
-
-
-def test_a_world_may_say_what_counts_as_the_same():
-    """Otherwise a rewording would be no copy, as its id is another."""
-    world = SimpleNamespace(same_task_key=lambda task: ("also", "same"),
-                            leaks=lambda task: "answer leaked")
-    for seed_task, held_out, reason in ((SEED, set(), "copy of the seed"),
-                                        (NO_SEED, {"same"}, "held-out task"),
-                                        (NO_SEED, set(), "answer leaked")):
-        raised(InvalidTask, f"^{reason}$", check_task, world, OTHER, seed_task, held_out)
-
-
-def test_control_tokens_are_refused_wherever_they_are_spelt():
-    """Otherwise, encoded again, they would close the user's turn and speak for the assistant."""
-    for spec in ({"<bos>": 1}, {"deep": [{"list": ["a", ["x<pad>"]]}]}):
-        raised(InvalidTask, "^special tokens$", check_task, TEMPLATE, Task("do it", spec), SEED,
-               set(), toy_tokenizer())
 
 
 def test_what_the_simulator_writes_is_checked_and_counted_once():
