@@ -238,7 +238,6 @@ SCORES = [
     (TWO, said(call("sing")), NOTHING),                         # undeclared
     (TWO, said(HALL, {**LOCK, "id": 1}), NOTHING),              # a third member
     (TWO, said(HALL, LOCK)[:-13], NOTHING),                     # the last tag never closes
-    (TWO, json.dumps([HALL, LOCK]), NOTHING),                   # no tags
     (NONE, "none", RIGHT), (NONE, said(HALL), WRONG), (NONE, "None of them.", NOTHING),
     (NONE, "none of them", NOTHING), (NONE, "It is none", NOTHING),     # all of the answer
     (NONE, said(light(room="none")), WRONG),

@@ -162,12 +162,10 @@ def test_a_copy_of_the_template_runs_a_loop(copied):
     ('raise worlds.InvalidTask("malformed")', 'raise worlds.InvalidTask("bad")', "parse_task"),
     ("return float(is_right", "return 2 * float(is_right", "score"),
     ("    REASONS =", "    OPTIONS = 3\n    REASONS =", "OPTIONS"),
-    ("float(is_right), is_valid", "float(is_right)", "score"),
     ("[first::2]", "", "is among the"),
     ("return list(HELD_OUT", "list(HELD_OUT", "validation_tasks"),
     ('"base", H', '"mine", H', "base_tasks"), ('return " ".j', 'return 1 or "".j', "gold"),
     ("def gold(self, task):", "def gold(self, task)", "SyntaxError"),
-    ('"env", seed_task.id', '"env", ""', "parse_task"),
     ('number, "base", HELD_OUT)', 'number, "base")', "is among the"),
     ('} ="', '}" + " ="*64', "model reads")])
 def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said):
