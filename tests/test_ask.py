@@ -6,11 +6,10 @@ import dataclasses
 import json
 
 import pytest
-import torch
 
 from data_pool import Task
 import genenv
-from helpers import EXAMPLE_LIST, one_line, randomise, user_error
+from helpers import EXAMPLE_LIST, randomise, user_error
 from policy import Policy, Rollout
 from scripts import ask
 from support.options import parse_options
@@ -88,7 +87,6 @@ def test_any_world_is_asked_a_task_of_its_own(small_ladder, tmp_path, capsys):
     task = world.base_tasks()[0]
     answer = answer_as_by_hand(capsys, run, small_ladder, world, task)
     assert answer["reward"] == world.score(task, answer["response"])[0]
-    one_line(capsys, genenv.main(["ask", str(run), "good morning"]), "no task of the world ladder")
 
 
 EVENT = call("add_event", title="dentist", day="Friday", hour=9)

@@ -119,7 +119,6 @@ def test_families_that_are_excluded_are_refused_by_name(world):
     """Otherwise their scorers would run what a model wrote."""
     assert not TABLE["left_out"].keys() & TABLE["levels"].keys()
     user_error("countdown is excluded: its scorer evaluates", gym.World, options("gcd,countdown"))
-    user_error("did you mean chain_sum", gym.World, options("chain_sums"))
     user_error("gcd: the answer is too long", gym.World, options("gcd", max_response_tokens=2))
 
 

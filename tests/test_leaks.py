@@ -25,7 +25,6 @@ def noted(note):
 
 
 TRICKS = [  # (record, the reason; "" if it is a fair task)
-    (record("Please do the usual thing with the light."), GROUND),
     (record("Light in the hall."), GROUND), (record(FAIR, light(quiet=True)), GROUND),
     (record(FAIR, light(hours=[])), GROUND), (record(FAIR, light(), light(colour="white")), CHANCE),
     (record("Light in the hall at level 5 for 20 minutes."), "not in the calls"),
@@ -39,7 +38,6 @@ TRICKS = [  # (record, the reason; "" if it is a fair task)
     (record("Hall light to 5, unquietly.", light(quiet=False)), ""),
     (record("Reset_light(s) aside: the hall light at level 5."), ""),
     (question("Which planet is larger, Jupiter or Saturn?", "Jupiter"), ""),
-    (question("Is 3 or 4 more than 3?", "4"), ""),
 ]
 
 

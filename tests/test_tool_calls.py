@@ -167,8 +167,7 @@ REFUSED = {  # records, or texts as they are
     # an object within a broken one is found
     "malformed task": [VALID.replace("five", "\\ud800"),
                        VALID.replace('"level": 5', '"level": 5, "level": 6'),
-                       record(calls=[]), record(calls=9 * [HALL]), record(reference="x"),
-                       record(note="x")],
+                       record(calls=[]), record(reference="x"), record(note="x")],
     "trivial text": [record("?" * 50)],
     "tool schema": [record(tools=[]), record(tools=[LIGHT, LIGHT])],
     "unknown tool": [record(tools=[DOOR])],
@@ -239,14 +238,13 @@ SCORES = [
     (TWO, said(HALL, {**LOCK, "id": 1}), NOTHING),              # a third member
     (TWO, said(HALL, LOCK)[:-13], NOTHING),                     # the last tag never closes
     (NONE, "none", RIGHT), (NONE, said(HALL), WRONG), (NONE, "None of them.", NOTHING),
-    (NONE, "none of them", NOTHING), (NONE, "It is none", NOTHING),     # all of the answer
+    (NONE, "none of them", NOTHING),                            # all of the answer
     (NONE, said(light(room="none")), WRONG),
     # a thought is no answer, whoever opened it
     (TWO, f"<think>{said(HALL)}</think>" + said(HALL, LOCK), RIGHT),
     (NONE, "Nothing fits.\n</think>\n\nnone", RIGHT),
     (ASK, "Asimov? No.</think>Frank Herbert", RIGHT),
     (ASK, "Frank Herbert</think>Asimov", WRONG),
-    (ASK, " the FRANK herbert. ", RIGHT),                       # articles, case and punctuation
     (ASK, "Isaac Asimov", WRONG), (ASK, " ... ", NOTHING),      # nothing in common, no word at all
     # two of three words are right, and two of four there; the better of two references counts
     (LETTERS, "b b c", (pytest.approx(2 * 2 / (3 + 4)), True)),
@@ -273,7 +271,7 @@ def test_a_call_is_all_of_its_text(body, world):
 # function .2, argument names (F1) .3, values .5; with its default HALL has three arguments
 CREDIT = [
     (ORDERED, said(LOCK, HALL), 0.0),                               # another order is other calls
-    (NONE, said(HALL), 0.0), (ASK, "Herbert", 2 / 3),
+    (ASK, "Herbert", 2 / 3),
     (SEED, said(call("lock.door")), 0.2),                           # not valid, the right function
     (TWO, said(HALL, LOCK, LOCK), 2 / 3),                           # one call too many
     (TWO, said(call("set_light", room="hall"), LOCK),

@@ -17,7 +17,7 @@ RING = tool("ring", "Ring a bell.", times=WHOLE)
 SHUT = {"name": "shut", "description": "", "parameters": {"type": "object", "properties": {}}}
 MCP = {"tools": [
     {"name": "ring", "title": "Ring", "description": "Ring a bell.",
-     "inputSchema": {**RING["parameters"], "$schema": "draft"}, "outputSchema": schema(x=TEXT)},
+     "inputSchema": {**RING["parameters"], "$schema": "draft"}, "outputSchema": {}},
     {"name": "shut", "inputSchema": {"type": "object"}, "description": None}]}
 SHAPES = {  # the same two tools, as the JSON values of a file
     "ours, one per line": [RING, SHUT],
@@ -167,7 +167,7 @@ UNFIT = [
     ({"times": "integer"}, "not one object schema"),
     ({"type": "object", "required": ["a"]}, "required names"),
     (schema(a={"dependencies": {"x": ["y"]}}), "unsupported keyword"),
-    (schema(a={"type": "text", "enum": ["a"]}), "Unknown type 'text'"), (schema(a=7), "malformed"),
+    (schema(a={"type": "text", "enum": ["a"]}), "Unknown type 'text'"),
 ]
 
 

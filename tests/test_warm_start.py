@@ -5,7 +5,6 @@ byte.
 """
 import json
 import shutil
-from datetime import date
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,7 @@ import torch
 
 from helpers import flat, one_line, randomise
 import genenv
-from policy import Policy, policy_options
+from policy import Policy
 from scripts import warm_start
 from data_pool import append_jsonl
 from test_tool_calls import WHOLE, call, tool
@@ -114,6 +113,7 @@ def test_merged_base_computes_what_base_and_adapter_did(command, model, tmp_path
 
 def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, command, tmp_path,
                                                                        monkeypatch, capsys):
+    """Otherwise a stop would cost the whole warm start, or end in another model."""
     out, imitate = tmp_path / "model", warm_start.WarmStart.imitate
 
     def stop_in(number):
@@ -128,23 +128,15 @@ def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, com
     assert not (out / "model.safetensors").exists()
     capsys.readouterr()
     one_line(capsys, genenv.main([*command, str(out), "--seed", "1"]), "other settings")
-    stop_in(0)  # the pass that was kept is not made again, nor is the day another one
-    monkeypatch.setattr(warm_start.time, "strftime", lambda _: "2030-01-01")
-    days = []
-
-    def note_day(o):
-        days.append(o.date)
-        return policy_options(o)
-
-    monkeypatch.setattr(warm_start, "policy_options", note_day)
+    stop_in(0)  # the pass that was kept is not made again
     assert genenv.main([*command, str(out)]) == 0
     assert (out / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
-    assert days == [date.today().isoformat()]
     first, second, _ = json.loads((out / "warm_start.json").read_text())["nats_per_token"]
     assert second < first
 
 
 def test_refusals_are_one_line(done, command, tmp_path, capsys):
+    """Otherwise a model that somebody made would be lost."""
     few = tmp_path / "few.jsonl"
     append_jsonl(few, TASKS[:5])
     new = [*command, str(tmp_path / "new"), "--base-tasks", str(few), "--tools", ""]
