@@ -1,5 +1,5 @@
-"""What policy.py builds on, see README.md."""
+"""Provide what policy.py builds on, see README.md."""
 import logging
 
-# before anything imports bitsandbytes, which warns of optional kernels as it loads
+# set before bitsandbytes is imported, since it warns of optional kernels as it loads
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -1,7 +1,6 @@
-"""Packed groups: how G responses share one row with their prompt, and the layers that know of it.
+"""Compute attention and LoRA for packed groups: G responses in one row with their prompt.
 
-Paper: not in it; this is what makes a group cost P + G*R tokens instead of G*(P + R), in sampling
-and in training.
+Paper: not in it; this makes a group cost P + G*R tokens instead of G*(P + R) in training.
 
 Usage: policy.py lays groups out with `packing.pack`, cuts such rows with `attention_layout`, and
 changes a model with `patch`. transformers' models then call `group_attention`, PEFT's layers
@@ -12,7 +11,7 @@ more passes; tests/test_policy.py compares each with the plain one.
 
 Shapes: B prompts (groups), G rollouts, P prompt, R response, D hidden, N responses in all (rows of
 a result), L packed length, M predicted tokens of a pack, K cached keys, d head dimension; while
-decoding `live` groups of `slots` rollouts each.
+decoding, `live` groups of `slots` rollouts each.
 """
 import sys
 from contextlib import nullcontext
@@ -29,12 +28,14 @@ from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 SHORT = 1024  # tokens up to which a training pass may keep its attention weights
-PROMPT, PADDING = -1, -2  # owners of a cached key that are not a rollout
+PROMPT, PADDING = -1, -2  # owners of cached keys that belong to no rollout
 
 
 def group_mask(query_owner, key_owner):
-    """Who sees whom: (B, Q), (B, K) owners -> (B, 1, Q, K) bool, True = visible: the prompt of its
-    row and the tokens of its own rollout."""
+    """Return which keys each query sees: (B, Q), (B, K) owners -> (B, 1, Q, K) bool.
+
+    Visible (True) are the row's prompt and the tokens of the query's own rollout.
+    """
     visible = query_owner[:, :, None] == key_owner[:, None, :]      # (B, Q, K)
     visible |= (key_owner == PROMPT)[:, None, :]
     return visible[:, None]
@@ -42,24 +43,25 @@ def group_mask(query_owner, key_owner):
 
 @dataclass
 class Layout:
-    """How `group_attention` cuts packed rows (B, L) into B prompts and N responses, and back."""
+    """Describe how `group_attention` cuts packed rows (B, L) into B prompts and N responses, and
+    puts the results back."""
     P: int                # longest prompt
     R: int                # longest response input
     row: torch.Tensor     # (N,): the group of each response
-    tokens: torch.Tensor  # (N*R,): where its inputs lie in B*L
-    back: torch.Tensor    # (B, L): where a packed token lies among B*P + N*R outputs
+    tokens: torch.Tensor  # (N*R,): indices of its inputs in B*L
+    back: torch.Tensor    # (B, L): index of each packed token among B*P + N*R outputs
     mask: torch.Tensor    # (N, 1, R, P + R): what response inputs see of [prompt, response]
 
 
-# One packed row: prompt p of P = 3 tokens, responses a (R = 3) and b (R = 2), each without its last
-# token, which predicts nothing; then padding. attention_layout cuts it into two calls:
+# A packed row holds a prompt p of P = 3 tokens and responses a (R = 3) and b (R = 2), each without
+# its last token, which predicts nothing; then padding. attention_layout cuts it into two calls:
 #
 #     packed row (L = 7)       prompts (B, P)        responses: queries (N, R), keys (N, P + R)
 #     p p p a a b .            p p p  causal         a a    see   p p p a a
 #     0 1 2 3 4 3 .  position                        b .    see   p p p b .
 #
-# `tokens` says where in the packed rows each response input lies, `back` where in the outputs of
-# both calls each packed token is found again.
+# `tokens` locates each response input in the packed rows, `back` each packed token in the outputs
+# of both calls.
 
 
 def attention_layout(x) -> Layout:
@@ -67,23 +69,23 @@ def attention_layout(x) -> Layout:
     (B, L), device = x.ids.shape, x.ids.device
     N, P = len(x.spans), max(P for _, P, _, _ in x.spans)
     R = max(1, x.shape[1] - 1)
-    # Everything larger than (N,) is built on the device: the mask may take 75 MB.
+    # build everything larger than (N,) on the device: the mask may take 75 MB
     row, lengths, starts, inputs = torch.tensor(x.spans, device=device).T    # (N,)
     place, column = torch.arange(R, device=device), torch.arange(L, device=device)
-    # 1) responses: which of their R places are filled, and from where in the packed rows
+    # 1) responses: find which of their R places are filled
     inside = place < inputs[:, None]                                         # (N, R)
     tokens = row[:, None] * L + starts[:, None] + place                      # (N, R)
-    # 2) what response inputs see: the prompt, and themselves up to the diagonal. The diagonal stays
-    # True for padding too, as a row that sees nothing would be NaN in the softmax.
+    # 2) mask: let response inputs see the prompt, and themselves up to the diagonal. The diagonal
+    # stays True for padding too, as a row that sees nothing would be NaN in the softmax.
     owner = torch.where(inside, 0, PADDING)                                  # (N, R)
     in_prompt = torch.arange(P, device=device) < lengths[:, None]            # (N, P)
     keys = torch.cat([torch.where(in_prompt, PROMPT, PADDING), owner], dim=1)
     mask = group_mask(owner, keys).tril(P)
-    # 3) the way back: first each packed token as if it were of the prompt. Padding reads a
-    # different place in every column: gathering one place many times would make the backward pass
-    # add up one after another.
+    # 3) the way back: first treat each packed token as part of the prompt. Padding reads a
+    # different place in every column: gathering one place many times would make the backward
+    # pass's additions serialise.
     back = torch.arange(B, device=device)[:, None] * P + column % P          # (B, L)
-    # then the tokens of responses; what is outside goes into one extra cell, which is cut off, as
+    # then insert the responses' tokens. What is outside goes into one extra cell, which is cut off:
     # indexing by a condition would make the host wait
     back = torch.cat([back.flatten(), back.new_zeros(1)])
     responses = torch.arange(N * R, device=device).view(N, R)
@@ -93,14 +95,14 @@ def attention_layout(x) -> Layout:
 
 
 def group_attention(module, query, key, value, attention_mask, layout=None, **kwargs):
-    """Attention as the library's models call it, of packed groups if there is a `layout`.
+    """Compute attention as the library's models call it, of packed groups if there is a `layout`.
 
     query (B, heads, L, d), key and value (B, key heads, L, d) -> (B, L, heads, d), None. Prompts
-    attend to themselves in a plain causal call, responses to [prompt, response] as N short rows: no
-    siblings are met, where a mask over (L, L) would compute them all in order to hide them.
+    attend to themselves in a plain causal call, responses to [prompt, response] as N short rows. A
+    mask over (L, L) would compute scores between siblings only to hide them.
     """
     if layout is None:
-        # a decoding step, or a narrow chunk: a mask for each head is smaller than keys for each
+        # in a decoding step or a narrow chunk a mask per head is smaller than keys per head
         masked_and_few_queries = attention_mask is not None and query.shape[2] <= query.shape[3]
         if masked_and_few_queries and query.shape[1] > key.shape[1]:
             return few_queries_attention(module, query, key, value, attention_mask, **kwargs)
@@ -116,8 +118,8 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
     def with_prompts(x):  # (B, h, L, d) -> (N, h, P + R, d)
         return torch.cat([x[:, :, :P].index_select(0, layout.row), gather_responses(x)], dim=2)
 
-    # the fused kernel for CPUs is slow backward in bf16: the unfused kernel takes its place, in
-    # scoring too, so that ratios start at 1
+    # the CPU's fused kernel is slow backward in bf16: use the unfused one instead, in scoring too,
+    # so that ratios start at 1
     slow = query.dtype == torch.bfloat16 and query.device.type == "cpu"
     kernel = nullcontext()
     if slow and P + R <= SHORT:
@@ -132,8 +134,10 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
 
 
 def a_head_each(query, *shared):
-    """Return keys and values once for each query head, where only the unfused kernel of a GPU
-    shares them, which would hold all scores (B, heads, P, P): in fp32."""
+    """Return keys and values, repeated for each query head in fp32 on a GPU.
+
+    There only the unfused kernel shares heads, and it would hold all scores (B, heads, P, P).
+    """
     if query.dtype == torch.float32 and query.device.type == "cuda":
         sharing = query.shape[1] // shared[0].shape[1]
         return [x.repeat_interleave(sharing, dim=1) for x in shared]
@@ -141,11 +145,11 @@ def a_head_each(query, *shared):
 
 
 def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
-    """Masked attention of few queries where query heads share keys; shapes as in group_attention.
-    mask (live, 1, slots, K), or (live, 1, sharing * slots, K) of decoding.step_mask.
+    """Compute masked attention of few queries whose heads share keys, shaped as in group_attention.
 
-    Under a mask the library copies the keys for each query head. At every token that would be the
-    whole cache, several times over; here the heads that share keys become one longer query.
+    mask (live, 1, slots, K), or (live, 1, sharing * slots, K) of decoding.step_mask. Under a mask
+    the library copies the keys for each query head: at every token the whole cache, several times.
+    Here the heads that share keys become one longer query.
     """
     sharing = query.shape[1] // key.shape[1]
     q = query.unflatten(1, (-1, sharing)).flatten(2, 3)  # (live, key heads, sharing * slots, d)
@@ -157,26 +161,25 @@ def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
 
 
 def heads_of(config):
-    """(query heads, key heads, head dimension) of a configuration."""
+    """Return (query heads, key heads, head dimension) of a configuration."""
     heads = config.num_attention_heads
-    # families differ in which of these they write down
+    # families differ in which of these they define
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     return heads, key_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
 
 
 def eager_in_fp32(layer, query, key, value, mask, **options):
-    """The plain attention of a model's own family, with scores in fp32, as those of
-    `group_attention` are.
+    """Compute the plain attention of a model's family with scores in fp32, as `group_attention`
+    does.
 
-    bf16 would round them, and Qwen2.5's are so large that log-probs move by 0.5 nats (its 1.5B
-    model).
+    bf16 would round them: Qwen2.5's are so large that log-probs shift by 0.5 nats (its 1.5B model).
     """
     eager = sys.modules[type(layer).__module__].eager_attention_forward
     out, weights = eager(layer, query.float(), key.float(), value.float(), mask.float(), **options)
     return out.to(query.dtype), weights
 
 
-# ordinary calls keep the library's masks: only calls that bring a layout are treated differently
+# calls without a layout keep the library's masks
 AttentionInterface.register("prompt_once", group_attention)
 AttentionMaskInterface.register("prompt_once", sdpa_mask)
 AttentionInterface.register("eager_fp32", eager_in_fp32)
@@ -190,13 +193,15 @@ def patch(model):
         use_short_lora(module)
         use_fused_rms_norm(module)
         use_checkpointing(module)
-    # cuDNN plans its attention for exact sizes, and in decoding each step has its own
+    # cuDNN plans its attention for exact sizes, and decoding changes them at every step
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
 def keep_gradients_of_nf4(module):
-    """Keep bitsandbytes on a CPU from repacking 4-bit weights at the first inference: the kernel
-    that it repacks them for has no gradient, and training would err."""
+    """Keep bitsandbytes from repacking 4-bit weights at the first inference on a CPU.
+
+    The kernel that it repacks them for has no gradient, so training would be wrong.
+    """
     if hasattr(module, "support_avx512bf16_for_cpu"):
         module.support_avx512bf16_for_cpu = False
 
@@ -208,7 +213,7 @@ def use_short_lora(module):
 
 
 def use_fused_rms_norm(module):
-    """Compute an RMS norm in one kernel of a GPU instead of eight."""
+    """Compute an RMS norm in one GPU kernel instead of eight."""
     is_rms_norm = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
     if is_rms_norm and module.weight.device.type != "cpu":
         weight, eps = module.weight, module.variance_epsilon
@@ -217,8 +222,7 @@ def use_fused_rms_norm(module):
 
 
 def use_checkpointing(module):
-    """Prepare a block for gradient checkpointing, which is active in train mode only, see
-    Policy._hidden."""
+    """Prepare a block for gradient checkpointing, active in train mode only (Policy._hidden)."""
     if isinstance(module, GradientCheckpointingLayer):
         module.gradient_checkpointing = True
         module._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False,
@@ -226,30 +230,30 @@ def use_checkpointing(module):
 
 
 def lora_linear(layer, x):
-    """y = W x + scaling B A x of the active adapter: x (..., in) -> (..., out).
+    """Return y = W x + scaling B A x of the active adapter: x (..., in) -> (..., out).
 
-    The forward pass of a PEFT LoRA layer with fewer passes over the outputs: scaling is applied to
-    A, and the product with B is added where W x already lies.
+    This is the forward pass of a PEFT LoRA layer with fewer passes over the outputs: A is scaled,
+    and the product with B is added to W x in place.
     """
     rows = x.flatten(0, -2)
     out = layer.base_layer(rows)
     name = layer.active_adapters[0]
     if name in layer.lora_A and not layer.disable_adapters:  # an adapter may leave layers out
-        # weights are kept in fp32, products are in the dtype of the activations
+        # cast the fp32 weights to the dtype of the activations
         A, B = layer.cast or cast_lora(layer, name, x.dtype)
-        # rows have two dimensions, so `out` is not a view and autograd allows it
+        # rows have two dimensions, so `out` is not a view and autograd allows the addition
         out.addmm_(torch.nn.functional.linear(rows, A), B.T)  # (rows, r) times (r, out)
     return out.unflatten(0, x.shape[:-1])
 
 
 def cast_lora(layer, name, dtype):
-    """Scaling times A (r, in), and B (out, r), of one adapter in `dtype`; gradients pass."""
+    """Return scaling times A (r, in), and B (out, r), of an adapter in `dtype`; gradients pass."""
     A, B = (matrices[name].weight.to(dtype) for matrices in (layer.lora_A, layer.lora_B))
     return A * layer.scaling[name], B
 
 
 def is_plain_lora(module) -> bool:
-    """Whether `lora_linear` computes what this PEFT layer would: no DoRA, no bias besides B."""
+    """Return whether `lora_linear` computes what this PEFT layer would: no DoRA, no bias in B."""
     if type(module) not in (lora.Linear, getattr(lora, "Linear4bit", None)) or module.lora_variant:
         return False
     return all(matrix.bias is None for matrix in module.lora_B.values())

@@ -1,9 +1,9 @@
-"""The keys and values of a decoder, in a buffer with room to spare.
+"""Hold a decoder's keys and values in a buffer with room to spare.
 
 Paper: not in it. Usage: model/decoding.py gives every layer a `GrowingLayer`.
 
-Deviations: the library's dynamic layer copies the whole cache for every token; this one copies only
-when its buffer is full.
+Deviations: the library's dynamic layer copies the whole cache for every token; this one copies it
+only when its buffer is full.
 
 Shapes: live groups with `slots` rollouts each, K cached keys, d head dimension.
 """
@@ -12,10 +12,10 @@ from transformers.cache_utils import DynamicLayer
 
 
 class GrowingLayer(DynamicLayer):
-    """Keys and values of one layer in a buffer that grows until it is frozen.
+    """Hold keys and values of one layer in a buffer that grows until it is frozen.
 
-    A full buffer grows by half, and by at least 32 steps. capacity: the number of keys that the
-    first buffer holds, which are those of the prompts.
+    A full buffer grows by half, and by at least 32 steps. capacity: number of keys in the first
+    buffer, which holds the prompts.
     """
 
     def __init__(self, capacity):
@@ -23,14 +23,16 @@ class GrowingLayer(DynamicLayer):
         self.capacity, self.columns = capacity, None
 
     def freeze(self, capacity, columns):
-        """From here on buffers of `capacity` keys stay where they are, and new keys go to `columns`
-        (slots,), which the caller moves on."""
+        """Fix the buffers at `capacity` keys. New keys go to `columns` (slots,), which the caller
+        advances."""
         self._hold(capacity)
         (self.keys, self.values), self.columns = self.buffers, columns
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Append (live, heads, slots, d) keys and values; returns views of all so far, or once
-        frozen the whole buffers: a mask has to hide what is not written yet."""
+        """Append keys and values (live, heads, slots, d), and return views of all so far.
+
+        Once frozen, return the whole buffers: a mask must hide what is not yet written.
+        """
         if self.columns is not None:
             self.keys.index_copy_(2, self.columns, key_states)
             self.values.index_copy_(2, self.columns, value_states)
@@ -49,9 +51,11 @@ class GrowingLayer(DynamicLayer):
         return self.keys, self.values
 
     def _hold(self, capacity):
-        """Put all so far at the front of buffers (live, heads, capacity, d). Zeros behind: what a
-        mask hides must be finite. After a stage that ended early they may be longer than capacity:
-        the negative pad then cuts only room that was never filled."""
+        """Copy the keys and values to the front of buffers (live, heads, capacity, d).
+
+        Zeros follow, as what a mask hides must be finite. If a stage ended early, the keys may be
+        longer than capacity: the negative pad then cuts only room that was never filled.
+        """
         room = (0, 0, 0, capacity - self.keys.shape[2])
         self.buffers = pad(self.keys, room), pad(self.values, room)
 

@@ -1,11 +1,11 @@
-"""Lay the responses to one prompt out as one row, and cut a step into micro-batches.
+"""Lay the responses to one prompt out in one row, and cut a step into micro-batches.
 
-Paper: not in it; this is what makes a group cost P + G*R tokens instead of G*(P + R).
+Paper: not in it; this makes a group cost P + G*R tokens instead of G*(P + R).
 
 Usage: `pack` lays out the rows of a forward pass, `split_groups` cuts a step into micro-batches,
-`by_prompt` turns single texts into groups where they share a long prompt.
+`by_prompt` groups single texts that share a long prompt.
 
-Deviations: none in what is computed. tests/test_policy.py compares packed rows with plain ones.
+Deviations: none in the results. tests/test_policy.py compares packed rows with plain ones.
 
 Shapes: B prompts (groups), G rollouts of each, N responses in all, P prompt tokens, R response
 tokens, L tokens of a packed row, M predicted tokens.
@@ -15,24 +15,23 @@ from itertools import groupby
 
 import torch
 
-LONG = 128  # by_prompt: texts share their prompt if it has at least this many tokens
+LONG = 128  # by_prompt shares a prompt of at least this many tokens
 
 
 def by_group(rollouts) -> list:
-    """Return the rows of `pack`: lists of neighbouring rollouts that share group and prompt."""
+    """Return the rows of `pack`: lists of adjacent rollouts that share group and prompt."""
     return [list(group) for _, group in groupby(rollouts, lambda r: (r.group, r.prompt))]
 
 
 @dataclass
 class Pack:
-    """The rows of a forward pass, and where in them the M tokens that the policy drew are
-    predicted."""
+    """Hold the rows of a forward pass, and where they predict the M tokens the policy drew."""
     ids: torch.Tensor        # (B, L)
     positions: torch.Tensor  # (B, L)
     source: torch.Tensor     # (M,) into B*L: the hidden state that predicts the token
-    target: torch.Tensor     # (M,) its id
-    rows: torch.Tensor       # (M,) its place in a result of (N, R): the response
-    cols: torch.Tensor       # (M,) and the token
+    target: torch.Tensor     # (M,) the token's id
+    rows: torch.Tensor       # (M,) its response: the row of a result (N, R)
+    cols: torch.Tensor       # (M,) its place in the response: the column
     spans: list              # N rows (group, tokens of its prompt, first column, inputs)
     shape: tuple             # (N, R)
 
@@ -51,10 +50,10 @@ def pack(groups, device=None) -> Pack:
         line, places = list(prompt), list(range(P))
         for r in group:
             R, start = len(r.response), b * L + len(line)
-            # the prompt's last token predicts the first of a response, each token the next
+            # the prompt's last token predicts a response's first, then each token the next
             sources = [b * L + P - 1, *range(start, start + R - 1)]
             for col, token in enumerate(r.response):
-                # observations are inputs of an episode, but nobody's choice
+                # an episode's observations are inputs, but the policy did not draw them
                 if not r.drawn or r.drawn[col]:
                     predictions.append((sources[col], token, len(spans), col))
             spans.append((b, P, len(line), R - 1))
@@ -65,7 +64,7 @@ def pack(groups, device=None) -> Pack:
         ids += line + padding
         positions += places + padding
 
-    # lists until here, then one transfer to the device for each shape
+    # transfer the lists to the device, once for each shape
     inputs = torch.tensor([ids, positions], device=device).view(2, B, L)
     outputs = torch.tensor(predictions, dtype=torch.long, device=device).view(-1, 4)  # (M, 4)
     source, target, rows, cols = outputs.T.contiguous()
@@ -74,17 +73,17 @@ def pack(groups, device=None) -> Pack:
 
 
 def packed_length(group) -> int:
-    """Return the number of tokens in a group's row of `pack`."""
+    """Return the number of tokens in a group's packed row."""
     return len(group[0].prompt) + sum(len(r.response) - 1 for r in group)
 
 
 def by_prompt(texts) -> tuple:
     """Group texts by their prompt: Rollouts -> (texts, order), where texts[k] was at order[k].
 
-    Those that share a prompt of at least LONG tokens become a group, so that it is encoded once.
-    Every other is a group of its own. Groups keep the order in which they first came.
+    Texts that share a prompt of at least LONG tokens form a group, so that it is encoded once. Each
+    other text is a separate group. Groups keep the order of their first texts.
     """
-    first, group = {}, []  # {long prompt: where it came first}; the group of each text
+    first, group = {}, []  # {long prompt: index of its first text}; the group of each text
     for i, r in enumerate(texts):
         if len(r.prompt) >= LONG:
             group.append(first.setdefault(tuple(r.prompt), i))
@@ -97,9 +96,8 @@ def by_prompt(texts) -> tuple:
 def split_groups(rollouts, token_budget: int):
     """Yield micro-batches under a token budget: lists of indices of rollouts.
 
-    Groups stay whole if possible. They are sorted by length so that a micro-batch pads little. A
-    group that exceeds the budget on its own is split over its responses, at the price of encoding
-    its prompt again.
+    Groups stay whole if possible, and are sorted by length to reduce padding. A group that exceeds
+    the budget by itself is split between responses, which encodes its prompt again.
     """
     pieces, i = [], 0  # (length, indices of rollouts)
     for group in by_group(rollouts):

@@ -64,7 +64,7 @@ SECTIONS = {  # {heading: its panels}
         Panel("Variety of generated tasks", "bits", {"skill_entropy": "of skills"},
               "A falling curve means that skills are being lost."),
         Panel("Refused texts", "share", {"refused": "of all texts"},
-              "Malformed, held-out and so on; copies of the seed task and duplicates do not count."),
+              "Malformed, held-out and so on; copies of the seed task and duplicates excluded."),
     ],
     "Health of both models": [
         Panel("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
