@@ -82,9 +82,14 @@ def prompt(record: dict) -> list[dict]:
     lines = [record["observation"]]
     for command, observation in record["history"]:
         lines += [f"\n> {command}", observation]
-    options = "\n".join(record["admissible"])
-    text = "\n".join(lines) + f"\n\nCommands you can give now:\n{options}\n\n{ASK}"
+    text = "\n".join([*lines, "", question(record["admissible"])])
     return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+
+
+def question(admissible) -> str:
+    """Return the end of a prompt: the commands that are admissible now, and what is asked."""
+    options = "\n".join(admissible)
+    return f"Commands you can give now:\n{options}\n\n{ASK}"
 
 
 # ---------------------------------------------------------------------------------------------

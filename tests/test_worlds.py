@@ -26,10 +26,11 @@ from interaction import attempt_score, check_task, play, read_teacher, read_writ
 from worlds import InvalidTask, NO_SEED, held_out_keys, load_world, probe, task_keys, template
 
 NAMES = [*worlds.world_names(), "template"]
-if find_spec("reasoning_gym") is None:  # its users install it
-    NAMES.remove("gym")
+for name, package in {"gym": "reasoning_gym", "alfworld": "alfworld"}.items():
+    if find_spec(package) is None:  # its users install it
+        NAMES.remove(name)
 GIVEN = {"tool_calls": dict(model="m", max_task_tokens=64, max_response_tokens=32),
-         "gym": dict(max_response_tokens=64)}
+         "gym": dict(max_response_tokens=64), "alfworld": dict(model="m")}
 HOSTILE = ["", "\0", "1 " * 2 ** 19, "[" * 10_000, "{" * 10_000 + "}" * 10_000, "9" * 5000,
            "\ud800", "NaN", '{"task": {}}', '{"task": 1e400000}', "<tool_call>" * 3_000,
            "<tool_call>" + '{"a":' * 3_000 + "}" * 3_000 + "</tool_call>"]

@@ -418,6 +418,16 @@ def held_out() -> dict:
     return splits
 
 
+def base() -> list:
+    """Return the base tasks, of the two easiest rungs, five receptacles each, none of them held
+    out."""
+    rng, tasks, taken = random.Random(SEED + 1), [], set(held_out_keys())
+    while len(tasks) < N_BASE:
+        tasks.append(random_task(rng, rng.choice(BASE_RUNGS), (2,), "base", taken))
+        taken.add(key_of(tasks[-1]))
+    return tasks
+
+
 @lru_cache
 def held_out_keys() -> frozenset:
     return frozenset(key_of(task) for split in held_out().values() for task in split)
@@ -545,12 +555,8 @@ class World(TinyWorld):
     category = staticmethod(rung_of)
 
     def base_tasks(self):
-        """544 households of the two easiest rungs, five receptacles each, none of them held out."""
-        rng, tasks, taken = random.Random(SEED + 1), [], set(held_out_keys())
-        while len(tasks) < N_BASE:
-            tasks.append(random_task(rng, rng.choice(BASE_RUNGS), (2,), "base", taken))
-            taken.add(key_of(tasks[-1]))
-        return tasks
+        """Return 544 households of the two easiest rungs."""
+        return base()
 
     def validation_tasks(self, split="validation"):
         """105 tasks, fifteen per rung."""

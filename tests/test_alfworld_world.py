@@ -1,0 +1,256 @@
+"""ALFWorld's engine as a world: texts, facts of PDDL, and with the packages games and episodes.
+
+Run: python -m pytest tests/test_alfworld_world.py -q
+"""
+import random
+import re
+import sys
+import time
+from collections import Counter
+from dataclasses import replace
+from importlib.util import find_spec
+
+import pytest
+
+import genenv
+from eval import alfworld as official
+from helpers import raised, user_error
+from worlds import InvalidTask, NO_SEED, alfworld as a, household as h, held_out_keys, load_world
+
+HOME = ("put clean mug in drawer . counter . mug in counter . plate in counter . drawer closed . "
+        "apple in drawer . sink .")
+OPTIONS = replace(genenv.Options(), world="alfworld", model="m", **a.World.DEFAULTS)
+needs_engine = pytest.mark.skipif(
+    not find_spec("alfworld") or not find_spec("fast_downward"),
+    reason="its users install ALFWorld's engine: worlds/README.md says how")
+
+
+@pytest.fixture(scope="module")
+def world():
+    """The world as a run makes it."""
+    return a.World(OPTIONS)
+
+
+# ---------------------------------------------------------------------------------------------
+# texts and facts, without the packages
+
+
+def test_the_facts_say_what_the_text_says():
+    """Otherwise the engine would play another household than the one that was written."""
+    facts = a.facts_of(a.read_home(HOME))
+    assert sorted(facts.splitlines()) == [
+        "(inReceptacle apple_1 drawer_1) (objectAtLocation apple_1 at_drawer)",
+        "(inReceptacle mug_1 countertop_1) (objectAtLocation mug_1 at_countertop)",
+        "(inReceptacle plate_1 countertop_1) (objectAtLocation plate_1 at_countertop)",
+        "(opened countertop_1)", "(opened sinkbasin_1)",
+        "(receptacleAtLocation countertop_1 at_countertop)",
+        "(receptacleAtLocation drawer_1 at_drawer)",
+        "(receptacleAtLocation sinkbasin_1 at_sinkbasin)"]
+    two = a.facts_of(a.read_home("put two mug in sink . sink . desk . mug in desk . mug in sink ."))
+    assert "mug_1 sinkbasin_1" in two and "mug_2 desk_1" in two
+    lit = a.facts_of(a.read_home("put lit mug in desk . sink . desk . mug in sink ."))
+    assert "(inReceptacle desklamp_1 desk_1)" in lit and "desklamp" not in two
+
+
+def test_the_problem_knows_every_name_that_a_text_may_have():
+    """Otherwise a valid text would end in an error of the translator."""
+    known = set(re.findall(r"[a-z]\w*", a.PROBLEM.partition("(:init")[0]))
+    for place in h.RECEPTACLES:
+        spec = {"goal": [["lit", "mug"]], "target": place, "house": [[place, False, h.OBJECTS * 2]]}
+        names = re.findall(r"[a-z]+_[a-z0-9]+", a.facts_of(spec))
+        assert set(names) <= known and len(set(names)) == 23
+
+
+LOOK_ALIKES = ["mug) (won", "m\u0443g", "mu\uff47", "\uff4d\uff55\uff47", "mug\u200b", "{recep}",
+               "#look.feedback#", "mug_1", "mug 1", "agent1", "(:goal", "mug\\n", "UNKNOWN GOAL"]
+
+
+@pytest.mark.parametrize("word", LOOK_ALIKES)
+def test_look_alikes_of_a_word_are_refused(word):
+    """Otherwise a text of a model would become PDDL, or a rule of the texts, which are evaluated."""
+    for text in (HOME.replace("mug", word), HOME.replace("plate", word), HOME + word,
+                 HOME.replace("drawer", word), f"{word} {HOME}"):
+        raised(InvalidTask, "^(malformed|inconsistent)$", a.read_home, text)
+
+
+def test_facts_come_from_the_words_of_the_household_only():
+    """Otherwise a letter that becomes another one in lower case would get through as it is."""
+    # in lower case a Kelvin sign is a k
+    kelvin = HOME.replace("drawer closed", "drawer").replace("drawer", "des\u212a")
+    for text in (HOME.upper(), kelvin, HOME.replace(" ", "\u00a0\n")):
+        assert re.fullmatch(r"[a-zA-Z_0-9 ()\n]+", a.facts_of(a.read_home(text)))
+    assert a.read_home(kelvin)["target"] == "desk"
+
+
+@pytest.mark.parametrize("text, reason", [
+    ("", "malformed"), ("x" * 10_000, "too large"), ("(" * 500, "malformed"),
+    (HOME.replace("clean", "sliced"), "malformed"), (HOME.replace("put clean mug", ""), "malformed"),
+    (HOME + " sink .", "inconsistent"), (HOME + " mug in sink . mug in sink .", "inconsistent"),
+    (HOME.replace("mug in drawer", "mug and plate in drawer"), "two goals"),
+    (HOME.replace("mug in counter", "egg in counter"), "inconsistent")])
+def test_what_is_no_home_is_refused_for_its_reason(text, reason):
+    """Otherwise it would reach the engine, or be counted under another reason."""
+    raised(InvalidTask, f"^{reason}$", a.read_home, text)
+    assert reason in a.World.REASONS
+
+
+def test_splits_have_every_goal_larger_homes_held_out_and_nothing_in_common():
+    """Otherwise validation would measure what was trained on, or miss a kind of goal."""
+    homes = {"base": h.base(), **h.held_out()}
+    splits = {split: a.with_goals(tasks) for split, tasks in homes.items()}
+    for tasks in splits.values():
+        assert set(Counter(task.spec["goal"][0][0] for task in tasks).values()) == {5}
+    largest = {split: max(len(task.spec["house"]) for task in tasks)
+               for split, tasks in splits.items()}
+    assert largest == {"base": 5, "validation": 6, "tuning": 6}
+    held_out = [h.key_of(task) for split in ("validation", "tuning") for task in splits[split]]
+    assert len(set(held_out)) == 60
+    # a warm start shows the base homes with every goal
+    shown = {h.key_of(task) for turn in range(6) for task in a.with_goals(h.base(), turn)}
+    assert shown.isdisjoint(held_out) and len(shown) == 180
+
+
+def test_the_prompt_is_that_of_the_official_games():
+    """Otherwise an agent would practise for another prompt than the one it is scored with."""
+    record = {"observation": "You see.", "history": [], "admissible": ["look", "help"]}
+    user = official.prompt(record)[1]["content"]
+    assert user == "You see.\n\n" + official.question(["look", "help"])
+
+
+def test_the_world_says_what_it_needs(monkeypatch):
+    """Otherwise a run without the packages would end in a traceback, late."""
+    monkeypatch.setattr(a, "find_spec", lambda name: None)
+    user_error("textworld", load_world("alfworld"), OPTIONS)
+    monkeypatch.setattr(a, "find_spec", lambda name: name)
+    user_error("no --base-tasks", load_world("alfworld"), replace(OPTIONS, base_tasks="t.jsonl"))
+
+
+# ---------------------------------------------------------------------------------------------
+# games
+
+
+def won(world, task, commands):
+    """Whether these commands win the game of a task."""
+    return world.score(task, list(commands))[0] == 1
+
+
+@needs_engine
+def test_the_planners_commands_win_every_kind_of_goal_and_fail_with_one_left_out(world):
+    """Otherwise a goal could not be reached, or would be paid without being reached."""
+    for task in world.base_tasks()[:6] + world.validation_tasks()[:6]:
+        turns = world.gold(task).split("\n")
+        assert world.score(task, turns) == (1.0, True), task.text
+        for missing in range(len(turns)):
+            assert not won(world, task, turns[:missing] + turns[missing + 1:])
+        assert world.score(task, []) == (0.0, False)
+        assert world.score(task, [*turns[:-1], "sing"]) == (0.0, False)
+
+
+@needs_engine
+def test_every_base_and_held_out_task_can_be_won(world):
+    """Otherwise a run would begin with tasks that nobody can solve."""
+    for task in [*world.base_tasks(), *world.validation_tasks(), *world.validation_tasks("tuning")]:
+        parsed = world.parse_task(task.text, NO_SEED, 0)
+        assert (parsed.text, parsed.spec) == (task.text, task.spec)
+
+
+@needs_engine
+def test_an_episode_in_its_phrasing(world):
+    """Otherwise the agent would not see what the engine says, or nonsense would do something."""
+    task = world.parse_task(HOME, NO_SEED, 0)
+    [_, user] = world.agent_prompt(task)
+    assert user["content"].startswith("-= Welcome to TextWorld, ALFRED! =-")
+    assert "Your task is to: put a clean mug in drawer." in user["content"]
+    assert "apple" not in user["content"] and "plate" not in user["content"]
+    state, feedback = world.start(task), []
+    for turn in ("dance", "I go there: \\boxed{Go to  DRAWER 1}", "open drawer 1", "\\boxed{}"):
+        feedback.append(world.respond(task, state, turn).split("\n\nCommands you can give now:")[0])
+    assert feedback == ["Nothing happens.", "You arrive at drawer 1. The drawer 1 is closed.",
+                        "You open the drawer 1. The drawer 1 is open. In it, you see a apple 1.",
+                        "Nothing happens."]
+    assert state == {"commands": ("go to drawer 1", "open drawer 1")}
+
+
+@needs_engine
+def test_attempts_that_take_turns_see_their_own_games(world):
+    """Otherwise the one engine would show an attempt what another has done."""
+    tasks = world.base_tasks()[:3]
+    states, rng, observations = [world.start(task) for task in tasks * 2], random.Random(0), []
+    turns = [[] for _ in states]
+    for _ in range(8):
+        for i in rng.sample(range(len(states)), len(states)):
+            options = a.moment(tasks[i % 3].text, states[i]["commands"])["admissible_commands"]
+            turns[i].append(rng.choice([*options, "dance"]))
+            observations.append((i, world.respond(tasks[i % 3], states[i], turns[i][-1])))
+        a.moment.cache_clear()  # what was forgotten is played again
+    for i, own_turns in enumerate(turns):
+        # this attempt on its own, in an engine that has seen no other
+        for function in (a.moment, a.first_moment, a.engine):
+            function.cache_clear()
+        state = world.start(tasks[i % 3])
+        expected = [world.respond(tasks[i % 3], state, turn) for turn in own_turns]
+        assert [seen for j, seen in observations if j == i] == expected
+
+
+@needs_engine
+def test_a_command_that_takes_too_long_does_nothing(world, monkeypatch):
+    """Otherwise it would end the run."""
+    task = world.base_tasks()[0]
+    state, command = world.start(task), world.gold(task).split("\n")[0]
+    a.moment(task.text, ())
+
+    def too_slow(*_):
+        raise TimeoutError
+
+    with monkeypatch.context() as patch:
+        a.moment.cache_clear()
+        patch.setattr(a.engine(), "step", too_slow)
+        assert world.respond(task, state, command).startswith("Nothing happens.")
+    assert state == {"commands": ()} and "arrive" in world.respond(task, state, command)
+
+
+def some_text(rng, good):
+    """A text that the simulator might write: well-formed, mutated, or free in a good form."""
+    words = rng.choice(good).split()
+    if rng.random() < 0.2:
+        places = rng.sample(h.RECEPTACLES, rng.randint(1, 8))
+        parts = [f"put {rng.choice([*a.GOALS])} {rng.choice(h.OBJECTS[:4])} in {rng.choice(places)}"]
+        for place in places:
+            parts.append(f"{place} closed" if place in h.CLOSABLE else place)
+            parts += [f"{rng.choice(h.OBJECTS[:4])} in {place}" for _ in range(rng.randint(0, 1))]
+        return " . ".join(parts)
+    for _ in range(rng.randint(0, 3)):
+        odd = rng.choice([*h.OBJECTS, *h.RECEPTACLES, "(", ")", ".", "closed", "(:goal", "{x}"])
+        words[rng.randrange(len(words))] = odd
+    return " ".join(words)
+
+
+@needs_engine
+def test_a_thousand_texts_are_tasks_or_refused_in_time(world):
+    """Otherwise one odd text would end a run, or hold it up."""
+    rng, good = random.Random(0), [task.text for task in world.base_tasks()]
+    hostile = ["", "(" * 10_000, good[0] * 100, "put {obj} in {recep} .", "\0", "\ud800",
+               f"{good[0]} (:goal (and)))", "put #look.feedback# in drawer ."]
+    arguments, reasons = list(sys.argv), Counter()
+    for text in [*hostile, *(some_text(rng, good) for _ in range(1000))]:
+        began = time.process_time()
+        try:
+            world.parse_task(text, NO_SEED, 0)
+            reasons["a task"] += 1
+        except InvalidTask as reason:
+            reasons[str(reason)] += 1
+        assert time.process_time() - began < 2, text[:200]
+    assert set(reasons) - {"a task"} <= set(world.REASONS)
+    assert reasons["a task"] > 100 and reasons["unsolvable"] > 5
+    assert sys.argv == arguments  # the translator sets its own
+
+
+@needs_engine
+def test_a_warm_start_shows_won_episodes_and_valid_texts(world):
+    """Otherwise the model would imitate what fails, or what is held out."""
+    held_out = held_out_keys(world)
+    pairs = world.warm_start_pairs(1)
+    for task, (prompt, episode) in zip(world.base_tasks(), pairs["agent"]):
+        assert prompt == world.agent_prompt(task) and won(world, task, episode[::2])
+    for _, text in pairs["env"][:12]:
+        assert h.key_of(world.parse_task(text, NO_SEED, 0)) not in held_out

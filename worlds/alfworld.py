@@ -1,0 +1,297 @@
+"""ALFWorld's own engine: the simulator writes households, ALFWorld runs them, for a chat model.
+
+Paper: its embodied setting, the ALFWorld column. eval/alfworld.py scores the official games, with
+this prompt and this reader of commands.
+
+Usage:
+
+    pip install "textworld[pddl]==1.7.0" alfworld==0.4.2     # needs a C and a C++ compiler
+    python genenv.py --world alfworld --model MODEL
+
+A task is written as in worlds/household.py, with one goal. alfworld.pddl and `facts_of` make a PDDL
+problem of what the household's reader understood: no text of a model becomes PDDL, or a part of
+ALFWorld's texts, whose expressions the engine evaluates. Rules, texts and goals come from the
+package alfworld, and its planner proves that a goal can be reached. The agent sees ALFWorld's
+observations and the commands that are admissible.
+
+The goals are ALFWorld's six kinds. `put two mug in drawer` needs two mugs; `put lit mug in desk`
+means to look at the mug under a lamp, which our code puts on the desk. The package's seventh goal,
+with a movable receptacle, is out: the domain has no action that puts a thing into one.
+
+Deviations from ALFWorld: an episode has MAX_TURNS commands instead of 50, and a command LIMIT
+seconds of CPU time; each receptacle is there once; everything fits everywhere and can be cleaned,
+heated and cooled.
+"""
+import sys
+from collections import Counter
+from contextlib import suppress
+from functools import lru_cache
+from importlib.util import find_spec
+from pathlib import Path
+
+import worlds
+from data_pool import Task
+from errors import UserError
+from eval.alfworld import normalise, prompt, question, read_boxed
+from worlds import InvalidTask, household as h
+from worlds.gym import library
+from worlds.tiny_model import chat, in_words
+
+# what a goal says of its object: the goal's name in the package
+GOALS = {
+    "": "pick_and_place_simple", "clean": "pick_clean_then_place_in_recep",
+    "hot": "pick_heat_then_place_in_recep", "cool": "pick_cool_then_place_in_recep",
+    "two": "pick_two_obj_and_place", "lit": "look_at_obj_in_light"}
+FORM = h.goal_form([how for how in GOALS if how])
+NAMES = {"counter": "countertop", "table": "diningtable", "sink": "sinkbasin"}  # others are alike
+MAX_TURNS = 24  # of an episode
+LIMIT = 5       # seconds of CPU time for making a game, and for a command
+N_TASKS = 2 * h.PER_RUNG  # of a split: of the household's two easiest rungs
+MOMENTS = 4096  # of all games, that are remembered
+PROBLEM = Path(__file__).with_suffix(".pddl").read_text()
+RULES = (
+    "Write a household: the goal, then every receptacle and the objects in it. The goal is `put "
+    "OBJECT in RECEPTACLE`; the object may be clean, hot, cool, two (then it is there twice) or "
+    "lit (seen under a lamp, which is added to the receptacle). "
+    f"Objects: {' '.join(h.OBJECTS)}. Receptacles, each at most once: {' '.join(h.RECEPTACLES)}. "
+    f"These may be closed: {' '.join(h.CLOSABLE)}. Keep to the form of the example.")
+
+
+# ---------------------------------------------------------------------------------------------
+# from a text to a problem
+
+
+def read_home(text) -> dict:
+    """Return the spec of a household with a single goal. Raises InvalidTask."""
+    spec = h.read_household(text, FORM, copies=2)
+    if len(spec["goal"]) > 1:
+        raise InvalidTask("two goals")
+    return spec
+
+
+def facts_of(spec) -> str:
+    """Return a household as facts of PDDL: what is there, what is open, where the objects are."""
+    facts, numbers = [], Counter()
+    for place, closed, things in spec["house"]:
+        name = NAMES.get(place, place)
+        facts.append(f"(receptacleAtLocation {name}_1 at_{name})")
+        if not closed:
+            facts.append(f"(opened {name}_1)")
+        if spec["goal"][0][0] == "lit" and place == spec["target"]:
+            things = [*things, "desklamp"]
+        for thing in things:
+            numbers[thing] += 1
+            item = f"{thing}_{numbers[thing]}"
+            facts.append(f"(inReceptacle {item} {name}_1) (objectAtLocation {item} at_{name})")
+    return "\n".join(facts)
+
+
+def problem(spec):
+    """Return (a household as a PDDL problem, its goal as ALFWorld words it)."""
+    from alfworld.gen.goal_library import gdict
+    how, thing = spec["goal"][0]
+    target = NAMES.get(spec["target"], spec["target"])
+    words = {"obj": thing, "recep": target, "toggle": "desklamp"}
+    goal = gdict[GOALS[how]]
+    end = goal["pddl"].format(**words).replace("#", "-")
+    text = PROBLEM.format(facts=facts_of(spec), goal=end)
+    return text, goal["templates"][0].format(**words)
+
+
+# ---------------------------------------------------------------------------------------------
+# the engine
+
+
+@lru_cache
+def engine():
+    """Return ALFWorld's engine, which serves every game: its rules and texts are read once."""
+    from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
+    from textworld import EnvInfos
+    from textworld.envs.pddl import PddlEnv
+    game = PddlEnv(EnvInfos(policy_commands=True))
+    game.load({
+        "pddl_domain": Path(ALFRED_PDDL_PATH).read_text(),
+        "grammar": Path(ALFRED_TWL2_PATH).read_text(),
+        "pddl_problem": PROBLEM.format(facts="", goal="(:goal (atLocation agent1 start)))")})
+    for info in game._entity_infos.values():
+        info.name = info.id.replace("_", " ")
+    return game
+
+
+@lru_cache(MOMENTS)
+def first_moment(text):
+    """Return what the engine shows of a household at the start, its planner's commands included.
+    Raises InvalidTask for one that it cannot play."""
+    arguments, game = sys.argv, engine()
+    game._game_data["pddl_problem"], goal = problem(read_home(text))
+    try:
+        with library(LIMIT):
+            shown = game.reset()
+    # in these ways the translator says that a goal cannot be reached
+    except (SystemExit, KeyError, RuntimeError, TimeoutError):
+        raise InvalidTask("unsolvable") from None
+    finally:
+        sys.argv = arguments  # the translator sets its own
+    shown.feedback = shown.feedback.replace("UNKNOWN GOAL", goal)
+    shown["extra.state"] = game._pddl_state
+    return shown
+
+
+@lru_cache(MOMENTS)
+def moment(text, commands):
+    """Return what the engine shows of a household after some commands that were admissible."""
+    if not commands:
+        return first_moment(text)
+    earlier = [moment(text, commands[:n]) for n in range(len(commands))]
+    # the engine holds one game at a time: this one is begun again ...
+    game, state = engine(), earlier[0]["extra.state"]
+    state._facts.clear()
+    state.add_facts(earlier[0]["_facts"])
+    state.downward_lib.load_sas(state.sas.encode())
+    state.all_applicable_actions()
+    # ... and what was done is done again, without its texts, which are what costs time
+    for shown in earlier[1:]:
+        state.apply(shown["_last_action"])
+        state.all_applicable_actions()
+    game._pddl_state, game.state = state, earlier[-1]
+    with library(LIMIT):
+        return game.step(commands[-1])[0]
+
+
+def shown_of(task, commands=()):
+    """Return what the engine shows of a task's household after some commands."""
+    return moment(h.household(task.spec), commands)
+
+
+# ---------------------------------------------------------------------------------------------
+# tasks
+
+
+def with_goals(homes, turn=0) -> list:
+    """Return the first homes of a split of the household's, whose goals are mere places, with
+    every kind of goal in turn. turn: another one for each home."""
+    tasks = []
+    for number, home in enumerate(homes[:N_TASKS]):
+        how = list(GOALS)[(number + turn) % len(GOALS)]
+        text = home.text.replace("put", f"put {how}")
+        if how == "two":
+            text += f" {home.spec['goal'][0][1]} in {home.spec['house'][0][0]} ."
+        spec = read_home(text)
+        tasks.append(Task(h.household(spec), spec, home.origin))
+    return tasks
+
+
+# ---------------------------------------------------------------------------------------------
+# the world
+
+
+class World(worlds.World):
+    """Households in ALFWorld's engine."""
+    REASONS = ("malformed", "too large", "inconsistent", "two goals", "nothing to do",
+               "unsolvable", "too long")
+    DEFAULTS = {"max_prompt_tokens": 1024, "max_response_tokens": 128, "max_task_tokens": 160}
+    max_turns, max_episode_tokens = MAX_TURNS, 6144
+    category_name = "goal"
+    same_task_key = staticmethod(h.key_of)
+
+    def __init__(self, o):
+        super().__init__(o)
+        if not find_spec("alfworld") or not find_spec("fast_downward"):
+            raise UserError("--world alfworld needs ALFWorld's engine: pip install "
+                            "'textworld[pddl]==1.7.0' alfworld==0.4.2 (a C and a C++ compiler)")
+        if o.base_tasks or o.validation_tasks:
+            raise UserError(
+                "--world alfworld makes its own tasks: no --base-tasks, no --validation-tasks"
+            )
+
+    def base_tasks(self):
+        """Return homes of five receptacles."""
+        return with_goals(h.base())
+
+    def validation_tasks(self, split="validation"):
+        """Return homes of six receptacles."""
+        return with_goals(h.held_out()[split])
+
+    # ---- the two roles
+
+    def agent_prompt(self, task):
+        """Return chat messages as eval/alfworld.py has them, before the first command."""
+        shown = shown_of(task)
+        options = shown["admissible_commands"]
+        return prompt({"observation": shown.feedback, "history": [], "admissible": options})
+
+    def env_prompt(self, seed_task, success):
+        """Return chat messages for the simulator: the form, its seed task, that one's success."""
+        return chat(RULES, f"Vary, {in_words(success)}: {seed_task.text}")
+
+    def parse_task(self, text, seed_task, epoch):
+        """Return the task that the simulator wrote. Raises InvalidTask with one of REASONS."""
+        spec = read_home(text)
+        task = Task(h.household(spec), spec, "env", seed_task.id, epoch)
+        plan = shown_of(task)["policy_commands"]
+        if not plan:
+            raise InvalidTask("nothing to do")
+        # the unlucky go to every receptacle and open it before they do anything
+        if 2 * len(spec["house"]) + len(plan) > MAX_TURNS:
+            raise InvalidTask("too long")
+        return task
+
+    # ---- Eq. 1
+
+    def start(self, task):
+        """Return the state of an episode: the commands that did something."""
+        return {"commands": ()}
+
+    def respond(self, task, state, text):
+        """Let the engine execute a turn: state changes, the observation is returned, None when the
+        goal is reached."""
+        shown = shown_of(task, state["commands"])
+        feedback, command = "Nothing happens.", normalise(read_boxed(text))
+        if command in shown["admissible_commands"]:
+            commands = (*state["commands"], command)
+            # a command that takes too long does nothing
+            with suppress(TimeoutError):
+                shown = shown_of(task, commands)
+                feedback, state["commands"] = shown.feedback, commands
+        if shown["won"]:
+            return None
+        return feedback + "\n\n" + question(shown["admissible_commands"])
+
+    def score(self, task, response):
+        """Eq. 1, structured: 1 if the goal is reached, else 0; valid: every turn was admissible.
+
+        response: the agent's turns, a list of texts. They are executed again from the start.
+        """
+        state = self.start(task)
+        for turn in response:
+            if self.respond(task, state, turn) is None:
+                break
+        commands = state["commands"]
+        return float(shown_of(task, commands)["won"]), 0 < len(commands) == len(response)
+
+    def gold(self, task):
+        """Return the planner's commands, a turn on each line."""
+        plan = shown_of(task)["policy_commands"]
+        return "\n".join(f"\\boxed{{{command}}}" for command in plan)
+
+    # ---- what the figures need
+
+    def category(self, task):
+        """Return ALFWorld's name of the goal."""
+        return GOALS[task.spec["goal"][0][0]]
+
+    # ---- warm start
+
+    def warm_start_pairs(self, turn=0):
+        """Return the planner's episodes on the base tasks, and these with other goals, which
+        change from pass to pass."""
+        tasks, pairs = self.base_tasks(), {"agent": [], "env": []}
+        for task, variation in zip(tasks, with_goals(h.base(), 1 + turn % 5)):
+            # no task has been tried yet
+            pairs["env"].append((self.env_prompt(task, None), variation.text))
+            state, episode = self.start(task), []
+            for command in self.gold(task).split("\n"):
+                episode += [command, self.respond(task, state, command)]
+            # nothing is said to the last turn
+            pairs["agent"].append((self.agent_prompt(task), episode[:-1]))
+        return pairs
