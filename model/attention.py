@@ -1,6 +1,7 @@
 """Compute attention and LoRA for packed groups: G responses in one row with their prompt.
 
-Paper: not in it; this makes a group cost P + G*R tokens instead of G*(P + R) in training.
+Paper: not in it; this makes a group cost P + G*R tokens instead of G*(P + R), in sampling and in
+training.
 
 Usage: policy.py lays groups out with `packing.pack`, cuts such rows with `attention_layout`, and
 changes a model with `patch`. transformers' models then call `group_attention`, PEFT's layers

@@ -1,14 +1,14 @@
 """Draw responses token by token: many rollouts side by side, each prompt encoded once.
 
 Paper: not in it. Usage: Policy.sample calls `decode_rows`. On a CPU it uses a `Decoder`, on a GPU a
-`GraphDecoder`, which computes the same steps but records them once and replays them.
+`GraphDecoder`, which records the same steps once and replays them.
 
 Deviations: the library's cache repeats a prompt for each of its rollouts; here it is kept once.
 tests/test_policy.py compares recorded steps with computed ones, and both with the plain forward
-pass. On a GPU a seed gives other texts than on a CPU: rows leave every 16 tokens, not after every
-token, so random numbers fall on other rows.
+pass. A seed gives different texts on a GPU than on a CPU: rows leave every 16 tokens, not after
+every token, so random numbers fall on different rows.
 
-Shapes: B prompts (groups), G rollouts of each, P prompt tokens, T tokens of a response at most, V
+Shapes: B prompts (groups), G rollouts of each, P prompt tokens, at most T response tokens, V
 vocabulary, D hidden size, K cached keys, d head dimension. Finished rollouts leave: `live` groups
 remain, with `slots` rollouts of each, some of which may have finished.
 """
@@ -26,14 +26,14 @@ from model.attention import PADDING, PROMPT, group_mask, heads_of
 from model.cache import GrowingLayer
 from model.memory import PREFILL_TOKENS
 
-CHECK_EVERY = 16  # on a GPU: tokens between two checks for finished rollouts
+CHECK_EVERY = 16  # a GPU draws this many tokens between two checks for finished rollouts
 
 
 def draw(logits, temperature: float, generator):
     """Sample one token per row: logits (..., V) -> ids (...), log-probs (...).
 
-    Only temperature shapes the distribution: with top-k or top-p the loss would score a different
-    one. Temperature 0 is greedy; its log-probs are those at temperature 1.
+    Only temperature shapes the distribution: with top-k or top-p the loss would score another one.
+    Temperature 0 is greedy; its log-probs are those at temperature 1.
     """
     logits = logits.float()
     if temperature not in (0, 1):
@@ -45,19 +45,18 @@ def draw(logits, temperature: float, generator):
         total = probs.cumsum(-1, dtype=torch.float64)  # fp32 would lose the tail of V = 152k
         point = torch.rand(*total.shape[:-1], 1, dtype=total.dtype, device=total.device,
                            generator=generator) * total[..., -1:]
-        # right=True: the first token whose cumulative sum exceeds the point: never one of
+        # right=True takes the first token whose cumulative sum exceeds the point, so never one of
         # probability 0
         ids = torch.searchsorted(total, point, right=True).clamp(max=total.shape[-1] - 1)
     return ids[..., 0], probs.gather(-1, ids)[..., 0].log()
 
 
 def decode_rows(policy, prompts, G, T, temperature, generator, turns=None) -> list:
-    """Decode one wide batch: prefill, then a token at a time until every rollout has ended or has
-    T tokens.
+    """Decode one wide batch: prefill, then a token at a time until every rollout ends or has T.
 
-    prompts: B id lists. turns: the Turns of episodes, None for single answers. Returns B*G tuples
-    (ids, log-probs, limit, drawn) in the order of the prompts. Raises UserError if the model gives
-    no finite numbers.
+    prompts: B id lists. turns: the Turns of episodes, None for single answers. Return B*G tuples
+    (ids, log-probs, limit, drawn) in the order of the prompts. Raise UserError if the model gives
+    numbers that are not finite.
     """
     B, device, head = len(prompts), policy.device, policy.lm.get_output_embeddings()
     eos = torch.tensor(policy.eos_ids, device=device)
@@ -67,16 +66,16 @@ def decode_rows(policy, prompts, G, T, temperature, generator, turns=None) -> li
     lengths = torch.zeros(B, G, dtype=torch.long, device=device)    # (B, G)
     done = torch.zeros(B, G, dtype=torch.bool, device=device)       # (B, G)
 
-    # 1) prefill: each prompt is encoded once; the last token of a response is never fed back
+    # 1) prefill: encode each prompt once; the last token of a response is never fed back
     decoder = policy.decoder(policy.lm, prompts, G, T - 1, policy.eos_ids[0])
     hidden = decoder.hidden                                         # (live, slots, D)
     for t in range(T):
-        # 2) draw: a token for every rollout that has a slot
+        # 2) draw a token for every rollout that has a slot
         slots = decoder.places()                                    # into (B, G)
         ids, logp = draw(head(hidden), temperature, generator)      # (live, slots)
         policy.slot_steps += ids.numel()
         if turns:
-            # an observation is already in the row: its tokens are read, not drawn
+            # read, rather than draw, tokens of an observation that is already in the row
             drawn_now = is_drawn[..., t][slots]
             ids = ids.where(drawn_now, tokens[..., t][slots])
             logp = logp.where(drawn_now, 0)
@@ -84,27 +83,27 @@ def decode_rows(policy, prompts, G, T, temperature, generator, turns=None) -> li
         logps[..., t][slots] = logp
         lengths[slots] += ~done[slots]  # a finished rollout may keep its slot for a while
 
-        # 3) end: a rollout with its response, an episode with its world's last word
-        any_ended = None  # not checked: reading `done` here would make the host wait for the GPU
+        # 3) end a rollout with its response, an episode when its world ends it
+        any_ended = None  # unknown: reading `done` here would make the host wait for the GPU
         if turns:
             end_of_turn = torch.isin(tokens[..., t], eos) & is_drawn[..., t] & ~done
             any_ended = turns.answer_finished(t, end_of_turn, tokens, is_drawn, done)
         else:
             done[slots] |= torch.isin(ids, eos)
 
-        # 4) leave: what has ended makes room
+        # 4) drop finished rollouts to make room
         if not decoder.keep(done, any_ended):
             break
 
-        # 5) feed: the tokens of those that stay
+        # 5) feed the tokens of the rollouts that remain
         hidden = decoder.step(tokens[..., t][decoder.places()])     # (live, slots, D)
     return cut_rows(tokens, logps, is_drawn, lengths, done, turns)
 
 
 def cut_rows(tokens, logps, is_drawn, lengths, done, turns) -> list:
-    """Cut a batch of full length into one tuple per rollout: (ids, log-probs, limit, drawn).
+    """Cut a padded batch into one tuple per rollout: (ids, log-probs, limit, drawn).
 
-    Raises UserError if the model gave no finite numbers.
+    Raise UserError if the model gave numbers that are not finite.
     """
     if not logps.isfinite().all():
         raise UserError("the model gives no finite logits: --dtype fp32 or another base")
@@ -112,7 +111,7 @@ def cut_rows(tokens, logps, is_drawn, lengths, done, turns) -> list:
     rows = []
     for n, (ids, logp, mine, length, ended) in enumerate(zip(*columns)):
         limit = "" if ended else "too many tokens"
-        drawn = None  # all of them
+        drawn = None  # every token was drawn
         if turns:
             limit, drawn = turns.ended_because.get(n, limit), mine[:length]
         rows.append((ids[:length], logp[:length], limit, drawn))
@@ -124,33 +123,33 @@ def cut_rows(tokens, logps, is_drawn, lengths, done, turns) -> list:
 
 
 class Decoder:
-    """The rollouts of B prompts, decoded side by side. Each prompt is encoded once, then all
-    rollouts still running get a token at a time: `decode_rows` draws tokens from `hidden`, tells
-    `keep` which rollouts have ended, and feeds what it drew with `step`.
+    """Decode the rollouts of B prompts side by side.
+
+    Each prompt is encoded once, then all running rollouts get a token at a time: `decode_rows`
+    draws tokens from `hidden`, passes finished rollouts to `keep`, and feeds tokens with `step`.
 
     live (live,): the groups still decoded. rollout (live, slots): which of the G is in each slot.
-    owner (live, K): whose each cached key is: PROMPT, PADDING or one of the G. hidden (B, G, D):
-    the states that predict the first tokens. fed, left: the steps made, and those that may follow.
+    owner (live, K): the owner of each cached key: PROMPT, PADDING or one of the G. hidden
+    (B, G, D): the states that predict the first tokens. fed, left: steps made and remaining.
     """
 
     def __init__(self, lm, prompts, G: int, steps: int, pad_id: int):
-        """Encode the prompts, B lists of ids. steps: at most this many will follow."""
+        """Encode the prompts, B lists of ids. steps: the most that will follow."""
         self.lm, self.fed, self.left = lm, 0, steps
         B, device = len(prompts), lm.get_input_embeddings().weight.device
         self.lengths = torch.tensor([len(p) for p in prompts], device=device)  # (B,)
         self.live = torch.arange(B, device=device)
         self.rollout = torch.arange(G, device=device).expand(B, G)
         last = self._prefill(prompts, pad_id)                                  # (B, D)
-        # contiguous: the product of an expanded tensor with lm_head would be a batched one, and
-        # copy the weights (V, D) once per prompt
+        # made contiguous: multiplying an expanded tensor by lm_head would be a batched product,
+        # and copy the weights (V, D) once per prompt
         self.hidden = last[:, None].expand(B, G, -1).contiguous()              # (B, G, D)
 
     def _prefill(self, prompts, pad_id):
-        """Encode each prompt once; return the hidden state of its last token (B, D), and set cache
-        and owner.
+        """Encode each prompt once, and return the hidden states of their last tokens (B, D).
 
-        Prompts are padded on the right: causality already hides the padding from real tokens. Long
-        prompts are encoded in chunks of columns, which bounds the tokens of a forward pass.
+        This sets cache and owner. Prompts are padded on the right, where causality hides padding
+        from real tokens. Chunks of columns bound the tokens of a forward pass.
         """
         longest = max(map(len, prompts))
         padded = [list(p) + (longest - len(p)) * [pad_id] for p in prompts]
@@ -163,24 +162,24 @@ class Decoder:
         for start in range(0, longest, width):
             # given a cache, the library's causal mask lets a chunk see the chunks before it
             hidden = self._forward(ids[:, start:start + width])                # (B, width, D)
-            # a chunk keeps one state per prompt; only that which holds its last token counts
+            # keep one state per prompt and chunk; the chunk with its last token is chosen below
             ends = (self.lengths - 1 - start).clamp(0, hidden.shape[1] - 1)    # (B,)
             chunk_ends.append(hidden[self.live, ends])
         last_chunk = (self.lengths - 1) // width                               # (B,)
         return torch.stack(chunk_ends)[last_chunk, self.live]
 
     def _forward(self, ids, **where):
-        """Return hidden states (live, tokens, D) of ids (live, tokens); keys go into the cache."""
+        """Return hidden states (live, tokens, D) of ids (live, tokens), and cache their keys."""
         output = self.lm.base_model(input_ids=ids, past_key_values=self.cache, use_cache=True,
                                     **where)
         return output.last_hidden_state
 
     def places(self):
-        """Return where in a tensor (B, G) the rollout of each slot is: an index (live, slots)."""
+        """Return the index (live, slots) of each slot's rollout in a tensor (B, G)."""
         return self.live[:, None], self.rollout
 
     def positions(self):
-        """Return the position of the token that is fed next: (live, slots)."""
+        """Return the positions (live, slots) of the tokens fed next."""
         return (self.lengths[self.live, None] + self.fed).expand_as(self.rollout)
 
     def step(self, ids):
@@ -193,10 +192,10 @@ class Decoder:
         return hidden
 
     def keep(self, done, any_ended=None) -> bool:
-        """Let finished rollouts leave. Return whether another step is needed.
+        """Drop finished rollouts, and return whether another step is needed.
 
-        done (B, G): which have finished. any_ended: True or False if the caller knows whether any
-        has since the last call, else None.
+        done (B, G): which have finished. any_ended: whether any has since the last call, None if
+        the caller does not know.
         """
         if self.left == 0:
             return False
@@ -208,7 +207,7 @@ class Decoder:
         return len(groups) > 0
 
     def _leave(self, groups, rollout):
-        """Keep `groups` of the live ones. rollout (live, slots): what is then in each slot."""
+        """Keep only `groups` of the live ones. rollout (live, slots): the new contents of slots."""
         self.rollout = rollout
         if len(groups) < len(self.live):
             self.live, self.owner = self.live[groups], self.owner[groups]
@@ -220,8 +219,8 @@ def compact(done):
     """Drop finished rollouts: done (live, G) -> (groups to keep, rollout in each slot (live,
     slots)).
 
-    Running rollouts move to the front; slots: the most that are running in any one group. Groups
-    are only dropped once a quarter of them has finished, because dropping copies the cache.
+    Running rollouts move to the front; slots: the most that are running in any group. Groups are
+    dropped only once a quarter of them has finished, because dropping copies the cache.
     """
     running_counts = (~done).sum(1).tolist()
     order = done.long().argsort(dim=1, stable=True)  # running first
@@ -236,28 +235,29 @@ def compact(done):
 
 
 class GraphDecoder(Decoder):
-    """A Decoder whose steps are recorded once as a CUDA graph and then replayed.
+    """Decode with steps recorded as a CUDA graph and then replayed.
 
     To decode one token the host starts some 1,700 kernels, and a large card waits for it. A CUDA
-    graph is a recording of them that the host starts as one. It replays the same kernels on the
-    same memory, so nothing may change its shape or its address. Decoding is therefore cut into
-    stages: within a stage all tensors keep shape and address, and one graph serves all its steps;
-    between two stages rollouts leave and the cache gets more room.
+    graph records them, so that the host starts them as one. It replays the same kernels on the same
+    memory, so no tensor may change its shape or address. Decoding is therefore cut into stages: one
+    graph serves all steps of a stage; between stages rollouts leave and the cache gets more room.
 
-    stage_left: how many more steps the stage has room for; 0 before the first stage.
+    stage_left: steps that the stage still has room for; 0 before the first stage.
     """
     stage_left = 0
 
     def keep(self, done, any_ended=None) -> bool:
-        """As Decoder.keep, but rarely: asking a GPU how many are still running makes it wait."""
+        """Act as Decoder.keep, but rarely: asking how many still run makes the GPU wait."""
         if any_ended is None:
             drawn = self.fed + 1  # the last token drawn is not fed yet
             any_ended = drawn % CHECK_EVERY == 0
         return super().keep(done, any_ended)
 
     def _leave(self, groups, rollout):
-        """As Decoder._leave, but a new stage costs a GPU the time of several tokens: only if one
-        must begin soon, or if half of the slots become free."""
+        """Act as Decoder._leave, but only if a new stage must begin soon or halves the slots.
+
+        Each stage costs as much time as several tokens.
+        """
         room_runs_out = self.stage_left < min(CHECK_EVERY, self.left)
         halved = 2 * len(groups) * rollout.shape[1] <= self.rollout.numel()
         if room_runs_out or halved:
@@ -265,14 +265,14 @@ class GraphDecoder(Decoder):
             self.stage_left = 0
 
     def step(self, ids):
-        """As Decoder.step; the result lies in memory that the next call may use again."""
+        """Act as Decoder.step; the next call may overwrite the result."""
         self.owner = torch.cat([self.owner, self.rollout], dim=1)              # (live, K + slots)
         if self.stage_left == 0:
             self._begin_stage()
         self.ids.copy_(ids)
         self.calls += 1
         # The first call of a stage computes, as a warm-up: no kernel may be loaded while capturing.
-        # The second captures, which computes nothing, and is replayed below. Later calls replay.
+        # The second captures, which computes nothing, then replays. Later calls replay.
         if self.calls == 2:
             self.replay = cuda_graph_of(self._next, ids.device)
         hidden = self.replay() if self.replay else self._next()
@@ -281,10 +281,10 @@ class GraphDecoder(Decoder):
         return hidden
 
     def _begin_stage(self):
-        """Give every tensor of the coming steps its place and all the room that it will need."""
-        # K counts the keys of the coming step: step() has added their owners
+        """Allocate every tensor of the coming steps in its full size."""
+        # K includes the keys of the coming step: step() has added their owners
         slots, K = self.rollout.shape[1], self.owner.shape[1]
-        # steps until the cache is 1.5 times as long, at least 32
+        # continue until the cache is 1.5 times as long, for at least 32 steps
         self.stage_left = min(self.left, max(32, K // (2 * slots)))
         more = (self.stage_left - 1) * slots  # keys that the steps after the first one add
         self.calls, self.replay = 0, None
@@ -298,9 +298,11 @@ class GraphDecoder(Decoder):
         self.ids, self.position = torch.empty_like(self.rollout), self.positions().clone()
 
     def _next(self):
-        """Compute the step that is captured. No Python value may change between calls, since the
-        graph would keep the old one: tensors are changed in place."""
-        # the step's own keys are seen from now on
+        """Compute the step to capture, changing only tensors, in place.
+
+        The graph would keep the old value of anything in Python.
+        """
+        # make the step's own keys visible from now on
         self.mask.index_copy_(3, self.columns, self.own_mask)
         hidden = self._forward(self.ids, position_ids=self.position, attention_mask=self.mask)
         self.columns.add_(self.ids.shape[1])
@@ -309,12 +311,12 @@ class GraphDecoder(Decoder):
 
 
 def step_mask(config, dtype, rollout, owner):
-    """Make the mask of a decoding step, on a GPU once and not in each layer.
+    """Make the mask of a decoding step, on a GPU once instead of in each layer.
 
     rollout (live, slots), owner (live, K) -> (live, 1, rows, K) in `dtype`: 0 where visible, else
-    -inf. The memory-efficient kernel adds such a mask as it is, if each row begins at a multiple of
+    -inf. The memory-efficient kernel adds such a mask unchanged if each row begins at a multiple of
     8 numbers. rows: slots, or sharing * slots where attention.few_queries_attention folds the
-    query heads that share keys into rows: group_attention has it do so where slots <= head_dim.
+    query heads that share keys into rows: group_attention does so where slots <= head_dim.
     """
     (live, slots), K = rollout.shape, owner.shape[1]
     heads, key_heads, head_dim = heads_of(config)
@@ -325,8 +327,10 @@ def step_mask(config, dtype, rollout, owner):
 
 
 def cuda_graph_of(step, device):
-    """Record step() as a CUDA graph; return what replays it, whose result is always in the same
-    memory. None on other devices, and where a model does what a graph cannot hold."""
+    """Record step() as a CUDA graph and return a function that replays it into the same memory.
+
+    Return None on other devices, and if the model does what a graph cannot hold.
+    """
     if device.type != "cuda":
         return None
     graph = torch.cuda.CUDAGraph()
@@ -336,7 +340,7 @@ def cuda_graph_of(step, device):
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
             out = step()
     except torch.OutOfMemoryError:
-        raise  # not the model's fault: fewer rows would do
+        raise  # not the model's fault: fewer rows would fit
     except RuntimeError as error:
         warnings.warn(f"rollouts are slow, no CUDA graph holds this model: {first_line(error)}")
         return None
@@ -353,26 +357,25 @@ def cuda_graph_of(step, device):
 
 
 class Turns:
-    """The turns of a batch of episodes; n is the index of a rollout among B * G.
+    """Track the turns of a batch of episodes; n is the index of a rollout among B * G.
 
-    begin, count: where the current turn of a rollout begins, and how many turns it has had.
-    ended_because: {rollout whose episode is over: the limit that it ran into, or ""}.
+    begin, count: where a rollout's current turn begins, and how many turns it has finished.
+    ended_because: {rollout whose episode is over: the limit that it hit, or ""}.
     """
 
     def __init__(self, respond, places, max_turns, max_turn_tokens):
-        """respond(i, ids of a turn) -> ids of an observation, or None when the episode is over.
-        places: the i of each rollout of this batch."""
+        """Keep the arguments. respond(i, ids of a turn) -> ids of an observation, or None at the
+        episode's end. places: the i of each rollout of this batch."""
         self.respond, self.places = respond, places
         self.max_turns, self.max_turn_tokens = max_turns, max_turn_tokens
         self.begin, self.count, self.ended_because = Counter(), Counter(), {}
 
     def answer_finished(self, t, end_of_turn, tokens, is_drawn, done) -> bool:
-        """Answer the turns that ended with token t, or end their episodes. Return whether any
-        episode ended.
+        """Answer the turns that ended with token t, or end their episodes.
 
-        end_of_turn, done (B, G), tokens, is_drawn (B, G, T); tokens, is_drawn and done are updated
-        in place. The host waits for a GPU once, and again if turns ended: the next token needs the
-        world's answers.
+        Return whether any episode ended. end_of_turn, done (B, G), tokens, is_drawn (B, G, T);
+        tokens, is_drawn and done are updated in place. The host waits for a GPU once, and again if
+        turns ended, since the next token needs the world's answers.
         """
         G, T = tokens.shape[1:]
         finished = end_of_turn.flatten().nonzero().flatten().tolist()
@@ -384,7 +387,7 @@ class Turns:
             if observation is None:
                 ended_now.append(n)
                 continue
-            # the observation is written into the row, to be read from the next token on
+            # write the observation into the row, to be read from the next token on
             self.begin[n] = t + 1 + len(observation)
             place = n // G, n % G, slice(t + 1, self.begin[n])
             tokens[place], is_drawn[place] = torch.tensor(observation), False
@@ -399,8 +402,8 @@ class Turns:
         return len(ended_now) > 0
 
     def _answer(self, n, turn, room):
-        """Ask the world for its answer to a turn; None if the episode ends with it, which is then
-        in ended_because. room: tokens left."""
+        """Return the world's answer to a turn, or None and a note in ended_because at the episode's
+        end. room: tokens left."""
         self.count[n] += 1
         ids = self.respond(self.places[n], turn)
         if ids is not None and self.count[n] < self.max_turns and len(ids) < room:

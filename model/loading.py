@@ -1,20 +1,20 @@
-"""From a folder or hub name to a model and its tokenizer, or one clear line why not; bf16 or fp32.
+"""Load a model and its tokenizer from a folder or hub name, in bf16 or fp32, or refuse clearly.
 
-Paper: not in it; this is what stands between a user's model and policy.py.
+Paper: not in it; this checks a user's model before policy.py uses it.
 
 Usage: Policy.load calls `load_model` and `check_paths`; a run keeps `model_digest` with its
 checkpoint.
 
-Deviations: a model must *behave* as policy.py takes it to: its files hold all of its weights, and
-sampler, scorer and the library's own forward pass agree. There is no list of families.
+Deviations: there is no list of families. A model must *behave* as policy.py assumes: its files hold
+all of its weights, and sampler, scorer and the library's own forward pass agree.
 
 Adapters, their gradients and AdamW's moments are fp32 either way; so are logits and log-probs.
-What bf16 moves: the sampler decodes a token at a time and the scorer reads whole groups, so the
-same log-prob is rounded in two ways (logits near 20 are 0.125 apart in bf16). On a 135M Llama with
-random adapters, whose text is far from certain, that came to 0.04 nats on average and 0.3 for the
-worst of 288 tokens; TOLERANCE is what `check_paths` and tests/test_real_model.py allow. In a run,
-whose text is more certain, the mean stays below 0.013 on a GPU; on a CPU that has AVX512-BF16 but
-no AMX 0.02 is healthy.
+How far bf16 shifts log-probs: the sampler decodes a token at a time and the scorer reads whole
+groups, so the same log-prob is rounded in two ways (logits near 20 are 0.125 apart in bf16). On a
+135M Llama with random adapters, whose text is far from certain, the difference was 0.04 nats on
+average and 0.3 for the worst of 288 tokens; `check_paths` and tests/test_real_model.py allow
+TOLERANCE. In a run, whose text is more certain, the mean stays below 0.013 on a GPU; on a CPU with
+AVX512-BF16 but no AMX, 0.02 is healthy.
 """
 import hashlib
 import json
@@ -33,13 +33,13 @@ from transformers.utils import logging as messages
 
 from errors import UserError, one_line
 
-# mean and largest |sampler - scorer| of a log-prob, nats, on text that the model wrote at T = 1
+# limits of the mean and the largest |sampler - scorer|, in nats, on text sampled at T = 1
 TOLERANCE = {torch.bfloat16: (0.08, 1.0), torch.float32: (1e-5, 1e-3)}
-REAL = 256  # hidden size from which a model counts as a real one
-BASE_NOTE = "base.json"  # beside a saved adapter: the weights that it was trained on
-PIECES, PIECE = 16, 512  # numbers of a tensor that its hash is made of
-SHORT, STEPS = 32, 6  # tokens of the prompt and of the responses that `check_paths` tries
-LONGEST = 8192  # tokens that it counts with where nobody says how many there will be
+REAL = 256  # a model of this hidden size or more counts as a real one
+BASE_NOTE = "base.json"  # names, beside a saved adapter, the weights that it was trained on
+PIECES, PIECE = 16, 512  # a tensor's hash reads PIECE numbers at each of PIECES places
+SHORT, STEPS = 32, 6  # `check_paths` tries a prompt and responses of this many tokens
+LONGEST = 8192  # it assumes this many tokens if their number is unknown
 
 
 # ---------------------------------------------------------------------------------------------
@@ -47,8 +47,10 @@ LONGEST = 8192  # tokens that it counts with where nobody says how many there wi
 
 
 def check_model(model: str):
-    """Raise UserError where there is no model in a folder, as far as its files say, or none of
-    this name on the hub. If the hub cannot be reached transformers would try for half a minute."""
+    """Raise UserError unless a folder, or a name on the hub, appears to hold a model.
+
+    Otherwise transformers would try for half a minute if the hub cannot be reached.
+    """
     path = Path(model)
     if path.exists():
         if not (path / "config.json").is_file():
@@ -56,7 +58,7 @@ def check_model(model: str):
                             "unpacked by python -m scripts.unpack_gguf FILE FOLDER)")
         return
     with one_line(f"{model}: no such folder, and as a name on the hub it"):
-        # what transformers says of a gated model is better than the hub's words
+        # transformers explains a gated model better than the hub does
         with suppress(GatedRepoError):
             cached = try_to_load_from_cache(model, "config.json")
             if not cached and not file_exists(model, "config.json"):
@@ -64,11 +66,11 @@ def check_model(model: str):
 
 
 def load_model(model: str, quant=None, dtype="auto", device=None, max_tokens=None):
-    """(causal LM, tokenizer) of a local folder or hub name. Raises UserError with one line.
+    """Return (causal LM, tokenizer) of a local folder or hub name. Raise UserError if it fails.
 
     quant: None or "nf4": 4-bit weights with double quantisation. dtype: "auto", "bf16" or "fp32",
-    see choose_dtype. device: None = a GPU if there is one. max_tokens: the most that a prompt of a
-    chat model and its response will have together; None: not known, then nothing is checked.
+    see choose_dtype. device: None = a GPU if there is one. max_tokens: the most tokens of a prompt
+    and its response together, for a chat model; None skips this check.
     """
     messages.set_verbosity_error()
     messages.disable_progress_bar()
@@ -82,11 +84,11 @@ def load_model(model: str, quant=None, dtype="auto", device=None, max_tokens=Non
         packed = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
                                     bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
     with one_line(model):
-        # tokenizer.json at its word: a class that is guessed from the model's type splits otherwise
+        # take tokenizer.json literally: a class guessed from the model's type splits differently
         tokenizer = PreTrainedTokenizerFast.from_pretrained(model, trust_remote_code=False)
-        if tokenizer.chat_template:  # before the weights: they may take minutes
+        if tokenizer.chat_template:  # checked before the weights, which may take minutes
             check_context(config, max_tokens)
-        # without the last word transformers would ask whether to run the code in a folder
+        # trust_remote_code=False keeps transformers from asking whether to run a folder's code
         lm, info = AutoModelForCausalLM.from_pretrained(
             model, output_loading_info=True, ignore_mismatched_sizes=True, dtype=dtype,
             device_map={"": device}, quantization_config=packed, trust_remote_code=False)
@@ -96,22 +98,23 @@ def load_model(model: str, quant=None, dtype="auto", device=None, max_tokens=Non
 
 
 def check_weights(model, lm, info):
-    """Raises UserError unless the files hold all of the model's weights, and no others. info: what
-    transformers says of the loading; what is missing it fills with random numbers, without a
-    word."""
+    """Raise UserError unless the files hold exactly the model's weights.
+
+    info: transformers' report on the loading. It silently fills missing weights with random
+    numbers.
+    """
     for fault in ("missing", "unexpected", "mismatched"):
         keys = sorted(map(str, info[f"{fault}_keys"]))
         if keys:
             raise UserError(f"the weights in {model} are not those of a {type(lm).__name__}: "
                             f"{keys[0]} is {fault} ({len(keys)} in all)")
     some = lm.get_input_embeddings().weight[:99]
-    if some.equal(some.round()):  # int8 without its scales: it was cast without a word
+    if some.equal(some.round()):  # int8 without its scales was cast silently
         raise UserError(f"{model} has whole numbers as weights: name the 16-bit model")
 
 
 def check_tokenizer(model, lm, tokenizer):
-    """Raises UserError unless the tokenizer can read a text, and has no more tokens than the
-    model."""
+    """Raise UserError if the tokenizer cannot read text, or has more tokens than the model."""
     tokens, embeddings = len(tokenizer), len(lm.get_input_embeddings().weight)
     readable = tokenizer.encode("1", add_special_tokens=False)
     if not readable or tokens > embeddings:
@@ -120,13 +123,15 @@ def check_tokenizer(model, lm, tokenizer):
 
 
 def context_of(config):
-    """How many tokens a model reads at most; None if its configuration sets no limit."""
+    """Return the most tokens that a model reads; None if its configuration sets no limit."""
     return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
 
 
 def check_context(config, max_tokens):
-    """Raises UserError if prompt and response may be longer than the model reads: its positions
-    beyond that were never trained, and it would answer noise without a word."""
+    """Raise UserError if prompt and response may be longer than the model reads.
+
+    Positions beyond that were never trained: the model would silently answer noise.
+    """
     limit = context_of(config)
     if limit and max_tokens and max_tokens > limit:
         raise UserError(f"the model reads {limit} tokens at most, prompt and response may have "
@@ -135,17 +140,18 @@ def check_context(config, max_tokens):
 
 
 def model_config(model: str):
-    """The transformers configuration of a folder or hub name. Raises UserError if there is none."""
+    """Return the transformers configuration of a folder or hub name. Raise UserError if there is
+    none."""
     check_model(model)
     with one_line(model):
         return AutoConfig.from_pretrained(model, trust_remote_code=False)
 
 
 def choose_dtype(dtype, device, config):
-    """The compute type: "bf16", "fp32", or for "auto" bf16 where the hardware multiplies it.
+    """Return the compute type: "bf16", "fp32", or for "auto" bf16 if the hardware multiplies it.
 
-    auto: bf16 on a GPU of compute capability 8.0 or more, and for a real model on a CPU with AMX or
-    AVX512-BF16; else fp32, so that the embedded worlds give the same results on every CPU.
+    "auto" is bf16 on a GPU of compute capability 8.0 or more, and for a real model on a CPU with
+    AMX or AVX512-BF16; else fp32, so that the embedded worlds give the same results on every CPU.
     """
     if dtype != "auto":
         fast = dtype == "bf16"
@@ -158,13 +164,15 @@ def choose_dtype(dtype, device, config):
 
 
 def weights_of(model: str) -> str:
-    """Return a hash of the weights of a folder, or of a hub name that was downloaded; "" where
-    there are none. Another folder, format or number type of the same weights has the same hash."""
+    """Return a hash of the weights in a folder or a downloaded model of the hub; "" without any.
+
+    The same weights have the same hash in any folder, format or number type.
+    """
     folder = Path(model)
     if not folder.is_dir():
         try:
             folder = Path(snapshot_download(model, local_files_only=True))
-        except (OSError, ValueError):  # it was never downloaded, or is no name of the hub
+        except (OSError, ValueError):  # never downloaded, or not a hub name
             return ""
     with one_line(model):
         tensors = list(tensors_in(folder))
@@ -172,14 +180,14 @@ def weights_of(model: str) -> str:
 
 
 def hub_commit(name: str) -> str:
-    """Return the commit at which a model of the hub was loaded last; "" if it never was."""
+    """Return the commit at which a hub model was last loaded; "" if it never was."""
     cached = try_to_load_from_cache(name, "config.json")
     return Path(cached).parent.name if isinstance(cached, str) else ""
 
 
 def tensors_in(folder: Path):
-    """Yield (name, tensor) of a model's safetensors. Of a tensor only those numbers are read from
-    the disk that somebody looks at."""
+    """Yield (name, tensor) of a model's safetensors. The disk is read only where numbers are
+    used."""
     for path in folder.glob("model*.safetensors"):
         with safe_open(path, "pt") as file:
             for name in file.keys():
@@ -187,8 +195,10 @@ def tensors_in(folder: Path):
 
 
 def tensors_digest(tensors) -> str:
-    """Return a hash of (name, tensor) pairs in any order: of each its name, its shape and PIECE
-    numbers at each of PIECES places, which is all of a small one."""
+    """Return a hash of (name, tensor) pairs in any order.
+
+    It covers names, shapes and PIECE numbers at each of PIECES places: all of a small tensor.
+    """
     lines = []
     for name, tensor in tensors:
         parts = tensor.detach().flatten().tensor_split(PIECES)
@@ -202,7 +212,7 @@ def model_digest(model: str) -> str:
     """Return what identifies a model: the commit of a hub name, a hash of a folder's weights."""
     if Path(model).is_dir():
         return weights_of(model)
-    model_config(model)  # afterwards its commit is known
+    model_config(model)  # this makes its commit known
     return hub_commit(model)
 
 
@@ -211,9 +221,9 @@ def model_digest(model: str) -> str:
 
 
 def add_adapters(model, names, rank: int, seed: int, folder=None):
-    """The model with a LoRA adapter for each name; the first one is read from `folder`, if given.
+    """Return the model with a LoRA adapter for each name; `folder`, if given, holds the first.
 
-    Raises UserError if not all of it fits the model.
+    Raise UserError unless all of it fits the model.
     """
     if not names:
         return model
@@ -234,30 +244,32 @@ def add_adapters(model, names, rank: int, seed: int, folder=None):
 
 
 def read_adapter(model, folder, name):
-    """Put an adapter's saved weights in the place of those of the adapter `name`. Raises UserError
-    if not all of it fits the model."""
+    """Replace the weights of the adapter `name` by saved ones. Raise UserError unless all of them
+    fit the model."""
     with one_line(folder):
         keys = model.load_adapter(str(folder), name)
-    if keys.missing_keys or keys.unexpected_keys:  # PEFT only warns of what does not fit
+    if keys.missing_keys or keys.unexpected_keys:  # PEFT would only warn
         raise UserError(f"the adapter {folder} was trained on another model: its layers are others")
 
 
 def note_base(folder, names, model: str):
-    """Write beside each saved adapter on which weights it was trained."""
+    """Write a note beside each saved adapter on the weights that it was trained on."""
     base = {"model": model, "digest": weights_of(model)}
     for name in names:
         Path(folder, name, BASE_NOTE).write_text(json.dumps(base))
 
 
 def check_base(folder, model: str):
-    """Raise UserError if the adapter in `folder` was trained on other weights than those of
-    `model`: it would load silently, and the model's answers would be worse for it. Print a line
-    where the weights cannot be compared."""
+    """Raise UserError if the adapter in `folder` was trained on weights other than `model`'s.
+
+    It would load silently and make the model's answers worse. Print a line if the weights cannot be
+    compared.
+    """
     note, config = Path(folder) / BASE_NOTE, Path(folder) / "adapter_config.json"
     if note.is_file():
         base = json.loads(note.read_text())
         name, trained_on = base["model"], base.get("digest")
-    else:  # an adapter that was made elsewhere names its base, and no more
+    else:  # an adapter made elsewhere only names its base
         name = json.loads(config.read_text()).get("base_model_name_or_path") or model
         trained_on = weights_of(name)
     present = weights_of(model)
@@ -276,12 +288,12 @@ def check_base(folder, model: str):
 
 @torch.no_grad()
 def check_paths(policy, max_tokens):
-    """Raises UserError unless sampler, scorer and the library's own forward pass agree.
+    """Raise UserError unless sampler, scorer and the library's own forward pass agree.
 
-    Two responses each to a short prompt of random tokens and to one that is longer than any window
-    or number of positions that the configuration names and a run of max_tokens can reach: what is
-    not full causal attention with a linear head after it would be scored wrongly, and silently.
-    The short ones are also learned from, with and without gradient checkpointing.
+    Anything but full causal attention and a linear head would be scored wrongly, and silently. The
+    check samples two responses each to a short prompt of random tokens and to one longer than any
+    window or number of positions in the configuration that a run of max_tokens can reach. The short
+    ones are also learned from, with and without gradient checkpointing.
     """
     lm = policy.lm
     length = telling_length(lm.config, max_tokens)
@@ -293,14 +305,14 @@ def check_paths(policy, max_tokens):
     rollouts = policy.sample(adapter, prompts, 2, STEPS, generator=generator)
     with policy.use(adapter):
         scored, mask = policy.logprobs(rollouts)
-        lm.set_attn_implementation("eager_fp32")  # transformers' plain attention
+        lm.set_attn_implementation("eager_fp32")  # use transformers' plain attention
         plain = policy.plain_logprobs(rollouts)[0][mask]
         lm.set_attn_implementation("prompt_once")
     sampled = plain.new_tensor([logp for r in rollouts for logp in r.logps])
     mean, worst = TOLERANCE[lm.dtype]
     for name, logps in (("sampler", sampled), ("scorer", scored[mask])):
         gap = (logps - plain).abs()
-        # random tokens are less certain than text: three times the mean
+        # random tokens are less certain than text: allow three times the mean
         if not (gap.mean() <= 3 * mean and gap.max() <= worst):
             raise UserError(f"{lm.config.model_type} models do more than full causal attention and "
                             f"a linear head: on {length} tokens the {name} is {gap.max():.2g} nats "
@@ -310,8 +322,8 @@ def check_paths(policy, max_tokens):
 
 
 def telling_length(config, max_tokens):
-    """A length beyond every number of the configuration at which attention or positions may change,
-    as far as max_tokens reach."""
+    """Return a length beyond every number in the configuration, within max_tokens, at which
+    attention or positions may change."""
     reach = max_tokens or min(LONGEST, context_of(config) or LONGEST)
     numbers = re.findall(r'(?:window|chunk|position)[^"]*": (\d+)', config.to_json_string(False))
     limits = [int(number) for number in numbers if int(number) < reach]
@@ -320,8 +332,8 @@ def telling_length(config, max_tokens):
 
 @torch.enable_grad()
 def check_gradient(policy, adapter, rollouts):
-    """Raises UserError unless blocks that are computed again in the backward pass, as is usual on a
-    GPU, give the gradient of those that keep what they hold."""
+    """Raise UserError unless the gradient is the same under gradient checkpointing, which is usual
+    on a GPU."""
     both = []
     for grad_checkpoint in (False, True):
         with policy.use(adapter):

@@ -1,22 +1,22 @@
-"""How much memory of a GPU a run will need, before it starts.
+"""Estimate how much GPU memory a run will need, before it starts.
 
-Paper: not in it; this is what lets its two 7B policies live on one card.
+Paper: not in it; this helps to fit its two 7B policies on one card.
 
-Usage: a run calls `check` before it loads the models; what it took in the end is measured by
-support/metrics.py. Policy.sample decodes as many prompts at once as `prompts_at_once` says: what is
-free of the card decides, so on another card a seed gives other texts. policy.py and
-model/decoding.py keep to the first three limits.
+Usage: a run calls `check` before it loads the models; support/metrics.py measures what it took.
+Policy.sample decodes `prompts_at_once` prompts at once. That depends on free memory, so a seed
+gives different texts on a different card. policy.py and model/decoding.py obey the first three
+limits.
 
-Deviations: an upper bound of few terms, not a simulation. Parameters are counted on torch's meta
-device, with the adapter that PEFT puts there, so any decoder of transformers will do; the rest
-follows from shapes, for the longest prompts and responses that the options allow, none of which
-ends early. At 7B rollouts were met within 1 %, updates are 5 to 20 % too high, and MARGIN is for
-fragmentation, kernels' workspaces and the pool of a recorded step (0.3 GB at 7B). Of a mixture of
-experts weights and adapters are counted, its activations as those of a dense model, and not the
-copies of experts that PEFT makes: that was never measured.
+Deviations: this is an upper bound of few terms, not a simulation. Parameters, PEFT's adapter
+included, are counted on torch's meta device, so any decoder of transformers works. The rest follows
+from shapes, for the longest prompts and responses that the options allow, none of which ends early.
+At 7B the estimate is within 1 % for rollouts and 5 to 20 % too high for updates. MARGIN covers
+fragmentation, kernels' workspaces and the pool of a recorded step (0.3 GB at 7B). A mixture of
+experts counts with its weights and adapters, but with a dense model's activations and without
+PEFT's copies of experts; that was never measured.
 
-Bytes everywhere; GB are 1e9 bytes. B prompts, G rollouts, P prompt, R response, D hidden, I inside
-the MLP, V vocabulary, K cached keys, d head dimension; e bytes per number.
+All sizes are in bytes; a GB is 1e9 bytes. B prompts, G rollouts, P prompt, R response, D hidden, I
+inside the MLP, V vocabulary, K cached keys, d head dimension; e bytes per number.
 """
 from collections import Counter
 
@@ -28,28 +28,28 @@ from errors import UserError
 from model.loading import add_adapters, choose_dtype, one_line
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
-KEPT_LOGITS = 2 ** 25  # of a micro-batch, kept for the backward pass, else computed again: 0.13 GB
+KEPT_LOGITS = 2 ** 25  # logits kept for the backward pass, others are computed again: 0.13 GB
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded in one forward pass
 
-MARGIN = 1.08  # what the allocator holds beyond what is in use
-CPU_ROOM = 8e9  # what rollouts may take of a computer's memory
+MARGIN = 1.08  # factor for what the allocator holds beyond what is in use
+CPU_ROOM = 8e9  # rollouts on a CPU may use this many bytes
 FP32, FP64, INT64 = 4, 8, 8
 NF4 = 0.517    # bytes per weight: 4 bits, one byte per 64 and one fp32 number per 64 * 256 weights
 
 
 def count_parameters(config, rank: int) -> Counter:
-    """The numbers of a model and of an adapter of this rank. Nothing is allocated.
+    """Count the parameters of a model and of an adapter of this rank, without allocating them.
 
-    "linear": weights of linear layers, which NF4 packs, and the few of routers and positions.
-    "other", which NF4 leaves as they are: embeddings, head, norms, and fused experts, with three
-    dimensions. "lora": of one adapter.
+    "linear": linear layers, which NF4 packs, and the few of routers and positions. "other", which
+    NF4 leaves unchanged: embeddings, head, norms, and fused experts, with three dimensions. "lora":
+    one adapter.
     """
     with one_line(config.name_or_path), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
         head, embeddings = model.get_output_embeddings(), model.get_input_embeddings()
         model = add_adapters(model, ["one"], rank, seed=0)  # PEFT decides which layers get one
     numbers = Counter()
-    for name, p in model.named_parameters():  # a tied head is met once only
+    for name, p in model.named_parameters():  # a tied head appears only once
         kind = "linear"
         if ".one." in name:
             kind = "lora"
@@ -60,18 +60,18 @@ def count_parameters(config, rank: int) -> Counter:
 
 
 def rollout_bytes(config, e, B, G, P, R) -> int:
-    """Bytes of Policy.sample at its larger instant: the prefill or the last token."""
+    """Estimate the bytes of Policy.sample at its peak: the prefill or the last token."""
     heads, key_heads, head_dim = heads_of(config)
     key = config.num_hidden_layers * 2 * key_heads * head_dim * e  # a token's keys and values
 
-    # the prefill: so many prompt tokens are encoded at once
+    # the prefill encodes this many prompt tokens at once
     wide = min(B * P, max(PREFILL_TOKENS, B))
     mlp = wide * 3 * inner(config) * e                       # (wide, I): gate, up, product
     hidden = wide * 5 * config.hidden_size * e               # (wide, D)
     attended = 2 * heads * head_dim * e                      # (B, heads, P, d): keys, values
     prefill = B * P * (key + attended) + mlp + hidden
 
-    # the last token, which is never fed back
+    # the last token is never fed back
     keys = B * (P + G * (R - 1))                             # B * K
     owners = 2 * INT64                                       # (B, K), twice
     mask = G * heads // key_heads * e                        # (B, sharing * G, K)
@@ -82,8 +82,10 @@ def rollout_bytes(config, e, B, G, P, R) -> int:
 
 
 def prompts_at_once(lm, lengths, G, R, available) -> int:
-    """Return how many of some prompts, the shortest first, can be decoded at once within so many
-    bytes; at least one. lengths: their tokens, in that order."""
+    """Return how many prompts, the shortest first, can be decoded at once; at least one.
+
+    lengths: their tokens, in that order. available: bytes.
+    """
     config, e, B = lm.config.get_text_config(decoder=True), lm.dtype.itemsize, len(lengths)
     while B > 1 and MARGIN * rollout_bytes(config, e, B, G, lengths[B - 1], R) > available:
         B -= 1
@@ -91,41 +93,45 @@ def prompts_at_once(lm, lengths, G, R, available) -> int:
 
 
 def free_bytes(device):
-    """Return what is free of a GPU; of a computer what rollouts may take."""
+    """Return the free memory of a GPU; on a CPU what rollouts may use."""
     if device.type != "cuda":
         return CPU_ROOM
-    torch.cuda.empty_cache()  # torch holds memory that it does not use, in pieces
+    torch.cuda.empty_cache()  # torch holds pieces of memory that it does not use
     return torch.cuda.mem_get_info(device)[0]
 
 
 def update_bytes(config, e, budget, G, P, R) -> int:
-    """Bytes of a micro-batch of Policy.logprobs and its backward pass: the inputs of all layers are
-    kept, and what one of them saves. All but the loss is counted by the token."""
+    """Estimate the bytes of a micro-batch of Policy.logprobs and its backward pass.
+
+    The inputs of all layers are kept, and what one layer saves. All but the loss is per token.
+    """
     heads, key_heads, head_dim = heads_of(config)
     D, V, I = config.hidden_size, config.vocab_size, inner(config)
     tokens = max(budget, P + R)
     kept = config.num_hidden_layers * D * e                  # (tokens, D) of each layer: its input
 
-    # one layer: what it saves, then the larger of two passing needs
+    # one layer needs what it saves, and the larger of two temporary needs
     norms = 2 * D * (e + FP32)                               # (tokens, D): before and after a norm
     projected = 4 * (heads + key_heads) * head_dim * e       # (tokens, heads, d)
     mlp = 4 * I * e                                          # (tokens, I)
-    # each response meets the prompt's keys and values once per query head: G times the tokens at
-    # most
+    # each response reads the prompt's keys and values once per query head: at most G times the
+    # tokens
     copies = G * 2 * heads * head_dim * e                    # (N, heads, P + R, d)
     slopes = (2 * I + 3 * D) * e                             # gradients of (tokens, I), (tokens, D)
     layer = norms + projected + mlp + copies + max(slopes, copies)
 
-    # the head: logits in fp32 and what the loss makes of them
+    # the head needs logits in fp32, and what the loss derives from them
     logits = min(tokens * V, max(LOGIT_CHUNK * V, KEPT_LOGITS)) * 4 * FP32
     picked = D * (2 * e + FP32)                              # (M, D)
     return tokens * kept + max(tokens * layer, logits + tokens * picked)
 
 
 def estimate(config, o) -> tuple:
-    """Return what a run with options `o` needs, in bytes: for the base weights, for adapters and
-    optimisers, and on top of them for updates at their largest instant. Rollouts take what is left;
-    those of one prompt need less than an update."""
+    """Return the bytes that a run with options `o` needs for base weights, for adapters with their
+    optimisers, and on top of them for updates at their peak.
+
+    Rollouts take what is left; those of one prompt need less than an update.
+    """
     e = choose_dtype(o.dtype, "cuda", config).itemsize
     n = count_parameters(config, o.rank)
     config = config.get_text_config(decoder=True)
@@ -135,19 +141,19 @@ def estimate(config, o) -> tuple:
 
     P = o.max_prompt_tokens
     agent = update_bytes(config, e, o.token_budget, o.G, P, o.max_response_tokens)
-    # a text of the simulator is met as a record and for its KL, with those of its seed task
+    # a simulator's text appears as a record and for its KL, with the others of its seed task
     simulator = update_bytes(config, e, o.token_budget, 2 * o.variations, P, o.max_task_tokens)
-    # copies of the adapters: both as they were before, and one with its moments to undo a step
+    # add copies of both adapters as they were, and of one with its moments to undo a step
     updates = max(agent, simulator) + 5 * adapter
-    # of two adapters: weights, gradients and AdamW's two moments
+    # each of two adapters has weights, gradients and AdamW's two moments
     return base, 2 * 4 * adapter, updates
 
 
 def check(configs, o, available=None):
-    """Print what is needed of a GPU. Raises UserError if it does not fit, naming what to lower.
+    """Print the GPU memory needed. Raise UserError if it does not fit, naming what to lower.
 
-    configs: of --model, and of --env-model if that is another one; the larger of both models'
-    updates then counts. available: bytes free; None asks the GPU, if there is one.
+    configs: of --model, and of --env-model if it differs; the larger of both models' updates then
+    counts. available: bytes free; None asks the GPU, if there is one.
     """
     if available is None:
         if not torch.cuda.is_available():
@@ -166,5 +172,5 @@ def check(configs, o, available=None):
 
 
 def inner(config) -> int:
-    """Width of the MLP; older families leave it out where it is four times the hidden size."""
+    """Return the MLP's width; older families omit it where it is four times the hidden size."""
     return getattr(config, "intermediate_size", None) or 4 * config.hidden_size

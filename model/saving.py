@@ -1,4 +1,4 @@
-"""Write a model as a folder that other programs can load: a base with an adapter merged into it.
+"""Write a base model, with an adapter merged into it, as a folder that other programs can load.
 
 Paper: not in it.
 
@@ -6,8 +6,8 @@ Usage: `save_merged("Qwen/Qwen2.5-7B-Instruct", "runs/000-genenv/adapters/agent"
 warm start ends with it.
 
 Deviations: transformers 5 saves config.json and tokenizer_config.json in a form that transformers 4
-misreads: it takes a rope_theta of 10,000 whatever is written, and refuses the tokenizer. Servers
-and converters still use version 4, so everything but the weights is copied from the base.
+misreads: it always assumes a rope_theta of 10,000, and refuses the tokenizer. Servers and
+converters still use version 4, so everything but the weights is copied from the base.
 """
 import json
 import shutil
@@ -20,28 +20,29 @@ from peft import PeftModel
 from errors import one_line, write_whole
 from model.loading import check_base, hub_commit, load_model
 
-# what describes a model and its tokenizer; a folder has some of them
+# files that describe a model and its tokenizer; a folder has some of them
 DESCRIPTIONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
                 "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
                 "merges.txt", "chat_template.jinja", "chat_template.json")
 
 
 def save_merged(base: str, adapter, out, dtype=torch.bfloat16):
-    """Write the base, a folder or hub name, with an adapter added to it to the folder `out`. Raises
-    UserError."""
+    """Merge an adapter into a base, a folder or hub name, and write it to the folder `out`.
+
+    Raise UserError if they do not fit, or cannot be written.
+    """
     check_base(adapter, base)
-    # summed in fp32 and rounded once, with the weights as they were before any quantisation
+    # sum in fp32 and round once, with the weights as they were before any quantisation
     lm, _ = load_model(base, None, "fp32", "cpu")
     merged = PeftModel.from_pretrained(lm, str(adapter)).merge_and_unload()
-    # on a full disk safetensors raises an error of its own
+    # safetensors raises its own error on a full disk
     with one_line(out, "cannot be written"):
         merged.to(dtype).save_pretrained(out)
         copy_descriptions(base, Path(out), dtype)
 
 
 def copy_descriptions(base: str, out: Path, dtype):
-    """Replace what transformers wrote beside the weights by the base's own files; only the type of
-    the numbers is that of the weights."""
+    """Copy the base's own files over those that transformers wrote, keeping the weights' dtype."""
     folder = Path(base)
     if not folder.is_dir():
         folder = Path(snapshot_download(base, revision=hub_commit(base) or None,
@@ -54,6 +55,6 @@ def copy_descriptions(base: str, out: Path, dtype):
 
 
 def change_json(path, **values):
-    """Replace values of a JSON file, or add them."""
+    """Replace or add values in a JSON file."""
     contents = json.loads(path.read_text())
     write_whole(path, json.dumps({**contents, **values}, indent=2))
