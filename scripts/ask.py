@@ -1,4 +1,4 @@
-"""Ask the agent of a run: its answer to a task of yours, and what that answer is worth.
+"""Ask the agent of a run: print its answer to a task of yours, and what that answer is worth.
 
 Paper: nothing; this is for looking at what was learned.
 
@@ -11,26 +11,26 @@ Usage:
     from scripts.ask import Agent                     # in a program of your own
     answer = Agent("RUN")("3 s1 dbl s2 inc")
 
-RUN is the folder of a run that has ended; one of `--epochs 0` shows what its model could before.
-The agent answers greedily. An episode is played to its end and printed turn by turn. An answer has
-these fields; printed are those with something in them, with --json all, as one object a line:
+RUN is the folder of a finished run; one of `--epochs 0` shows what the model could do before
+training. The agent answers greedily. An episode is played to its end and printed turn by turn. An
+answer has these fields; --json prints all of them, one object a line, else empty ones are left out:
 
     "request", "response"   what was asked and answered
-    "right", "expected"     true or false, and a right answer; null if nobody knows it
+    "right", "expected"     true or false, and a right answer; null if unknown
     "reward", "valid"       Eq. 1, and whether the answer was well-formed
     "limit"                 what cut the answer off, such as "too many tokens"; "" if nothing did
 
 Tool calls. A request is enough; the right calls need not be given. Nothing is ever executed:
-whoever carries a call out has to check it first. Calls that do not fit their function are named.
+check a call before you carry it out. Calls that do not fit their function are reported.
 --json then has three more fields:
 
-    "calls"    null if none can be read
+    "calls"    null if unreadable
     "fault"    what is wrong with the calls
     "offered"  names of the functions in the prompt (worlds/tools/offers.py)
 
-Functions are those of the run; with a held-out request also its own.
+Functions are those of the run and, for a held-out request, its own.
 
-Deviations: training samples its answers, this takes the likeliest token each time.
+Deviations: training samples answers, this takes the likeliest token each time.
 """
 import json
 import sys
@@ -49,8 +49,8 @@ from worlds import InvalidTask, load_world, special_token_in
 
 
 def main(argv) -> int:
-    """Print the agent's answer to each request, and at the end how many answers are right, of those
-    that can be checked. Raises UserError, returns 0."""
+    """Print the agent's answer to each request, then how many of the checkable ones are right.
+    Raises UserError, returns 0."""
     args = parser().parse_intermixed_args(argv)  # options may come between RUN and the request
     agent = Agent(args.run, args.untrained)
     tasks = [agent.task_of(text) for text in args.request]
@@ -92,12 +92,13 @@ def parser():
 class Agent:
     """The agent of a run; its model is loaded at the first request.
 
-    Agent("runs/mine")("Dim the study") returns what --json prints. untrained: the same model
-    without what the run has learned.
+    Agent("runs/mine")("Dim the study") returns what --json prints.
+
+    untrained: switch the adapter off.
     """
 
     def __init__(self, run, untrained=False):
-        """Raises UserError if nobody there can answer."""
+        """Read the run's options and world. Raises UserError if it has no trained agent."""
         o, self.adapter = saved_options(run), Path(run, "adapters", "agent")
         if not self.adapter.is_dir():
             raise UserError(f"{run} has no adapters/agent: the run has not ended, --resume "
@@ -108,7 +109,7 @@ class Agent:
 
     @cached_property
     def policy(self):
-        """The model with the agent's adapter."""
+        """Load the model with the agent's adapter."""
         with redirect_stdout(sys.stderr):
             policy = self.world.load_policy()
         if policy.source:
@@ -117,11 +118,11 @@ class Agent:
         return policy
 
     def __call__(self, request: str) -> dict:
-        """Return the agent's greedy answer. Raises UserError if the request cannot be put to it."""
+        """Return the agent's greedy answer. Raises UserError if it cannot read the request."""
         return self.answer(self.task_of(request))
 
     def task_of(self, text: str) -> Task:
-        """Return a text as a task of the run's world. Raises UserError if it is none."""
+        """Return a text as a task of the run's world. Raises UserError if it isn't one."""
         try:
             return self.world.asked_task(text)
         except InvalidTask as reason:
@@ -146,7 +147,7 @@ class Agent:
         if token:
             raise UserError(f"{task.text[:40]!r} spells {token!r}, a control token of the model")
         length, o = len(self.policy.encode(self.world.agent_prompt(task))), self.world.o
-        if length > o.max_prompt_tokens:  # no model answers well beyond what it reads
+        if length > o.max_prompt_tokens:  # beyond its training lengths no model answers well
             raise UserError(f"{task.text[:40]!r} makes a prompt of {length} tokens: the run was "
                             f"made with --max-prompt-tokens {o.max_prompt_tokens}: shorten it")
         # one at a time: in bf16 the batch can change which token wins a near tie

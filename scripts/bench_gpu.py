@@ -1,4 +1,4 @@
-"""Speed and memory on one GPU: the phases of an epoch, what a token costs, responses of any length.
+"""Measure speed and memory on one GPU: an epoch's phases, cost per token, responses of any length.
 
 Paper: not in it; its two 7B policies had many cards.
 
@@ -7,15 +7,14 @@ Usage:
     python -m scripts.bench_gpu 7b-24gb
     python -m scripts.bench_gpu --dry      # both with toys, which tests the script
 
-Nothing is downloaded: the weights are random, of the scale of trained ones, and speed does not
-depend on them. After each phase all figures so far are printed as a JSON line, as a later one may
-fail; its figures are then the error. After seven minutes no phase begins. What a token costs is
-"seconds" over "response", prompts included.
+Nothing is downloaded: the weights are random, at the scale of trained ones, and speed does not
+depend on them. After each phase all figures so far are printed as a JSON line; a phase that fails
+reports its error instead. After seven minutes no phase begins. A token costs "seconds" over
+"response", prompts included.
 
-Deviations: an epoch has one step, of a preset's sizes, so RWR takes fewer optimiser steps than in a
-run: "env_steps". Random weights end no response, so all have their greatest length; only in
-"spread_lengths" each token ends its response by chance. Every text of the simulator counts as a
-task that is imitated.
+Deviations: an epoch has one step of a preset's sizes, so RWR takes fewer optimiser steps than in a
+run ("env_steps"). Every response has full length, except in "spread_lengths", where each token may
+end its response by chance. RWR imitates every text of the simulator.
 """
 import gc
 import json
@@ -51,8 +50,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def random_model(sizes, quant, double):
-    """A random Qwen2 in bf16; the linear layers of its blocks in NF4 if asked, and double: its
-    statistics too."""
+    """Return a random Qwen2 in bf16. quant: make the linear layers of its blocks NF4; double:
+    quantise their statistics too."""
     from transformers import AutoModelForCausalLM, Qwen2Config
     config = Qwen2Config(**sizes, tie_word_embeddings=False)
     with torch.device(DEVICE):
@@ -69,7 +68,7 @@ def random_model(sizes, quant, double):
 
 
 def nf4_linear(linear, double):
-    """The 4-bit copy of a linear layer."""
+    """Return the 4-bit copy of a linear layer."""
     import bitsandbytes as bnb
     out = bnb.nn.Linear4bit(linear.in_features, linear.out_features, linear.bias is not None,
                             compute_dtype=torch.bfloat16, device="meta")
@@ -84,9 +83,9 @@ def nf4_linear(linear, double):
 
 
 class Bench:
-    """A random model, the options of a run, and a row of figures that grows.
+    """Measure phases of a run on a random model, and collect the figures in a row.
 
-    P: tokens of a prompt. T: of a response, where it is not an epoch that is measured.
+    P: tokens of a prompt. T: tokens of a response, outside of an epoch's phases.
     """
 
     def __init__(self, o, sizes, P, T, double=True):
@@ -102,8 +101,8 @@ class Bench:
                     "peak bytes": {}}
 
     def measure(self, phase, *args):
-        """Do a phase, which is a method. Its seconds, peak memory and result become figures of the
-        row; if it fails its error does, as others may still work."""
+        """Run a phase, one of the methods below, and add its seconds, peak memory and result to the
+        row. A failure adds its error: other phases may still work."""
         name = f"{phase.__name__}{args}"
         began = time.monotonic()
         try:
@@ -118,7 +117,7 @@ class Bench:
         print(json.dumps(self.row), flush=True)
 
     def sample(self, adapter, B, T, G=G, temperature=1.0, max_rows=10 ** 6):
-        """G rollouts of T tokens to each of B random prompts."""
+        """Sample G rollouts of T tokens for each of B random prompts."""
         generator = torch.Generator().manual_seed(0)
         prompts = torch.randint(self.V, (B, self.P), generator=generator).tolist()
         return self.policy.sample(adapter, prompts, G, T, temperature, self.policy.generator(0),
@@ -127,68 +126,68 @@ class Bench:
     # ---- phases
 
     def greedy_without_graphs(self):
-        """64 rollouts, a token drawn by plain steps."""
+        """Draw 64 rollouts by plain steps."""
         self.policy.decoder = Decoder
         self.greedy = self.sample("agent", 8, self.T, temperature=0)
         self.policy.decoder = GraphDecoder
 
     def greedy_with_graphs(self):
-        """The same; how many tokens are equal?"""
+        """Draw the same rollouts by graphs; count equal tokens."""
         pairs = zip(self.greedy, self.sample("agent", 8, self.T, temperature=0))
         equal = [a == b for one, other in pairs for a, b in zip(one.response, other.response)]
         return {"equal": sum(equal), "of": len(equal)}
 
     def simulator_rollouts(self):
-        """The simulator writes the tasks of a step."""
+        """Let the simulator write the tasks of a step."""
         o = self.o
         self.texts = self.sample("env", o.seed_tasks, o.max_task_tokens, o.variations,
                                  max_rows=o.max_rows)
 
     def agent_rollouts(self):
-        """The agent attempts the tasks of a step, new and replayed."""
+        """Let the agent attempt the tasks of a step, new and replayed."""
         o = self.o
         B = round(o.seed_tasks * o.variations * (1 + REPLAY))
         self.attempts = self.sample("agent", B, o.max_response_tokens, max_rows=o.max_rows)
 
     def agent_update(self):
-        """GRPO on these attempts, with rewards of all sizes."""
+        """Run GRPO on these attempts, with rewards of all sizes."""
         optimizer = self.policy.optimizer("agent", 1e-5)
         rewards = torch.linspace(0, 1, len(self.attempts)).view(-1, G)
         return grpo_update(self.policy, "agent", optimizer, self.attempts, rewards, self.o)
 
     def simulator_update(self):
-        """RWR on the step's texts; its KL sample is drawn from all of them, as in a run."""
+        """Run RWR on the step's texts, with a KL sample from all of them, as in a run."""
         optimizer = self.policy.optimizer("env", 1e-5)
         records = [EnvRecord(r.prompt, r.response, "", "", [], "", r.group) for r in self.texts]
         kl_sample = draw_kl_sample(self.texts, torch.Generator().manual_seed(0))
         return rwr_update(self.policy, "env", optimizer, records, [], kl_sample, self.o)
 
     def rollouts_at_once(self, rows):
-        """Rollouts of T tokens."""
+        """Draw this many rollouts of T tokens."""
         self.sample("agent", rows // G, self.T)
 
     def spread_lengths(self, max_rows):
-        """Rollouts of 72 prompts, each of T / 4 tokens on average; the room for tokens."""
+        """Draw rollouts of 72 prompts, T / 4 tokens on average; count drawn tokens and slots."""
         self.policy.eos_ids, self.policy.slot_steps = list(range(4 * self.V // self.T)), 0
         rollouts = self.sample("agent", 72, self.T, max_rows=max_rows)
         self.policy.eos_ids = [self.V]
         return {"drawn": sum(r.tokens for r in rollouts), "room": self.policy.slot_steps}
 
     def compiled(self, rows):
-        """Rollouts whose steps torch.compile has merged; the first such phase compiles."""
+        """Draw rollouts with compiled steps; the first such phase compiles."""
         self.policy.decoder = CompiledDecoder
         self.rollouts_at_once(rows)
 
 
 class CompiledDecoder(GraphDecoder):
-    """Its steps are compiled; without a GPU they are only traced, by the backend "eager"."""
+    """A decoder with compiled steps; without a GPU they are only traced (backend "eager")."""
     _next = torch.compile(GraphDecoder._next, fullgraph=True, dynamic=True,
                           backend="inductor" if DEVICE == "cuda" else "eager")
 
 
 def measure_all(*sizes) -> bool:
-    """Print the figures of a preset, the most important ones first. Returns whether none is
-    missing."""
+    """Print the figures of a preset, the most important first. Returns whether all were
+    measured."""
     bench = Bench(*sizes)
     bench.measure(bench.rollouts_at_once, G)  # starts kernels and libraries
     for phase in (bench.greedy_without_graphs, bench.greedy_with_graphs, bench.simulator_rollouts,
@@ -203,7 +202,7 @@ def measure_all(*sizes) -> bool:
 
 
 def main(argv) -> int:
-    """Measure presets, by default both. Returns 1 if a figure is missing."""
+    """Measure the presets, by default both. Returns 1 if a figure is missing."""
     p = Parser(prog="python -m scripts.bench_gpu", description=__doc__)
     p.add_argument("presets", nargs="*", default=["7b-80gb", "7b-24gb"])
     p.add_argument("--dry", action="store_true", help="with toys, as without a GPU")

@@ -1,4 +1,4 @@
-"""A GRPO step next to TRL's: first the same gradients, then the time of both.
+"""Compare a GRPO step with TRL's: first the gradients, then the time.
 
 Usage:
     pip install trl==1.16.0 datasets==5.2.0 accelerate==1.15.0
@@ -6,10 +6,10 @@ Usage:
     OMP_NUM_THREADS=1 python -m scripts.bench_trl --prompt 1024
 
 A step is rollouts, reference log-probs, loss, backward pass and optimiser, of 4 prompts with G = 8
-on a random Qwen2 in fp32. Both begin with the same weights, prompts, LoRA and optimiser; the
-end-of-sequence id lies outside of the vocabulary, so every response has full length. The clock is
-the CPU time of this process. TRL runs at the fastest setting that we found: its KL gradient is the
-plain k3 one, and its head projects responses only, as it does by itself on a GPU.
+on a random Qwen2 in fp32. Both start from the same weights, prompts, LoRA and optimiser; the
+end-of-sequence id is outside the vocabulary, so every response has full length. Time is CPU time of
+this process. TRL runs at the fastest setting that we found: its KL gradient is plain k3, and its
+head projects responses only, as it does on a GPU.
 """
 import copy
 import math
@@ -56,7 +56,7 @@ def main(argv) -> int:
 
 
 def use_triton(device) -> bool:
-    """In place of TRL's own: always."""
+    """Return True always, instead of TRL's own test."""
     return True
 
 
@@ -67,7 +67,7 @@ def random_prompts(count, length):
 
 
 def reward_of(ids) -> float:
-    """Return the share of even ids: cheap, and hardly ever the same for all of a group."""
+    """Return the share of even ids: cheap, and rarely equal within a group."""
     return sum(i % 2 == 0 for i in ids) / len(ids)
 
 
@@ -78,7 +78,7 @@ def update(policy, optimizer, rollouts):
 
 
 def trainer_of(base, tokenizer, steps, prompts, **optimizer):
-    """TRL's GRPOTrainer on token-exact prompts, set to the objective of grpo.py and to no side
+    """Return TRL's GRPOTrainer on token-exact prompts, with the objective of grpo.py and no side
     work. optimizer: its settings."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -105,10 +105,12 @@ def trainer_of(base, tokenizer, steps, prompts, **optimizer):
 
 
 def check(prompt_tokens, base, policy):
-    """Same LoRA weights, completions and rewards to both, and one step of gradient descent with a
-    rate of 1, which moves the weights by their gradients. Raises UserError if these differ by more
-    than rounding in fp32. B is set to noise first: at zero the KL term would not count. Both sides
-    clip at a norm of 1, which these gradients do not reach."""
+    """Raise UserError if the gradients differ by more than rounding in fp32.
+
+    Both get the same LoRA weights, completions and rewards, and one step of gradient descent at a
+    rate of 1, which moves the weights by their gradients. B is set to noise first: at zero the KL
+    term would not count. Both clip at a norm of 1, which these gradients do not reach.
+    """
     prompts, params = random_prompts(PROMPTS, prompt_tokens), policy.params["agent"]
     for p in params:
         p.data += 0.01 * torch.randn(p.shape)
@@ -139,8 +141,7 @@ def check(prompt_tokens, base, policy):
 
 
 def compare_time(prompt_tokens, base, policy):
-    """The CPU time of the same steps, TRL's first. What loads libraries is done: `check` made a
-    step of each."""
+    """Print the CPU time of the same steps, TRL's first. `check` has loaded all libraries."""
     optimizer, generator = policy.optimizer("agent", LEARNING_RATE), policy.generator(0)
     prompts = random_prompts(PROMPTS * STEPS, prompt_tokens)
     trainer = trainer_of(base, policy.tokenizer, STEPS, prompts,

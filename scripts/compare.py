@@ -3,10 +3,10 @@
     python genenv.py compare runs/000-genenv runs/001-random
     python genenv.py compare runs/000-genenv        # its report.html, also while the run continues
 
-Usage: by that command; it reads config.json and metrics.jsonl of each run. Runs that differ only in
-their seeds belong to one *setting*: they are drawn as one line, and their means are compared too.
+Usage: as above; it reads config.json and metrics.jsonl of each run. Runs that differ only in their
+seeds belong to one *setting*: they are drawn as one line, and their means are compared too.
 
-Deviations: a run is one seed; a difference between two curves is not a result before several seeds
+Deviations: a run is one seed; a difference between two curves is a result only if several seeds
 show it (python -m scripts.experiments).
 """
 from pathlib import Path
@@ -26,14 +26,14 @@ CAUTION = ("Errors of single runs are over held-out tasks; seeds often differ by
 
 
 class RunRecord(NamedTuple):
-    """A run that is compared."""
+    """One of the compared runs."""
     folder: str
-    metrics: list  # its records, one for each epoch from 0 on
+    metrics: list  # its records, one per epoch, from 0
     o: Options
 
 
 def main(argv):
-    """Run the command `genenv.py compare`; argv: what follows it. Raises UserError."""
+    """Run the command `genenv.py compare`; argv: the words after it. Raises UserError."""
     p = Parser(prog="python genenv.py compare", description=COMMANDS["compare"])
     p.add_argument("runs", nargs="+", metavar="RUN", help="run folder, such as runs/001-genenv")
     p.add_argument("--out", metavar="FILE", help="page to write, else compare.html in the last RUN")
@@ -52,11 +52,11 @@ def compare(folders, path) -> str:
     """Write the page; return what to print. Raises UserError as report.read_run does."""
     runs = [RunRecord(folder, *report.read_run(folder)) for folder in folders]
     settings = settings_of(runs)
-    # the last epoch in which all were validated
+    # Compare at the last epoch in which all runs were validated.
     validated = [{m["validated"] for m in run.metrics} for run in runs]
     epoch = max(set.intersection(*validated))
     rows = rows_of_runs(runs, settings, epoch)
-    # means only of success on the same tasks
+    # Average only success on the same tasks.
     if len({run.metrics[epoch]["validation_set"] for run in runs}) == 1:
         rows += rows_of_means(runs, settings, epoch)
 
@@ -70,8 +70,8 @@ def compare(folders, path) -> str:
 
 
 def settings_of(runs) -> list:
-    """Return the options of each run that not all runs share, the hashes of its code among them, as
-    one text; without those that do not make a setting."""
+    """Return for each run, as one text, the options and code hashes that not all runs share, except
+    those that do not make a setting."""
     options = []
     for run in runs:
         code = [(name, ", then ".join(hashes)) for name, hashes in run.o.code.items()]
@@ -82,7 +82,7 @@ def settings_of(runs) -> list:
 
 
 def rows_of_runs(runs, settings, epoch) -> list:
-    """Return held-out success of each run, and minus that of the first run with the same seed."""
+    """Return held-out success of each run, also relative to the first run with the same seed."""
     first = {}  # {seed: the record of the first run with it}
     rows = [["run", "what differs", f"held-out, epoch {epoch}", "minus first run, same seed"]]
     for run, setting in zip(runs, settings):
@@ -94,8 +94,8 @@ def rows_of_runs(runs, settings, epoch) -> list:
 
 
 def rows_of_means(runs, settings, epoch) -> list:
-    """Return the mean over the seeds of each setting with several, and its difference from that of
-    the first such setting, paired by seed."""
+    """Return the mean of each setting with several seeds, and its difference from the first such
+    setting, paired by seed."""
     by_setting = {}  # {setting: {seed: held-out success}}
     for run, setting in zip(runs, settings):
         by_setting.setdefault(setting, {})[run.o.seed] = run.metrics[epoch]["validation"]

@@ -1,4 +1,4 @@
-"""Variants over seeds: the ablations of the paper, each run a process of its own.
+"""Run variants over seeds, the ablations of the paper, each run in its own process.
 
 Paper: RQ1 to RQ4, Figures 4 to 8. Every variant makes the same number of agent updates from the
 same number of rollouts.
@@ -13,15 +13,15 @@ Usage:
     # other options go to every run
     python -m scripts.experiments ladder --seeds 1 --epochs 2 --out results/mine
 
-A suite that was interrupted goes on: results/SUITE.jsonl has one line for each finished run, and a
-run that was begun lies in runs/SUITE. At the end results/SUITE.md has the means with 95 %
-t-intervals over seeds, and differences paired by seed.
-"{seed}" in an option stands for the seed: so each seed gets a base model of its own, and the
-intervals are over base models, too. Seed 0 has the shipped one; `python -m worlds.ladder train 1
+An interrupted suite resumes: results/SUITE.jsonl has one line per finished run, and unfinished runs
+are in runs/SUITE. At the end results/SUITE.md has the means with 95 % t-intervals over seeds, and
+differences paired by seed.
+"{seed}" in an option is replaced by the seed: each seed gets its own base model, so the intervals
+are over base models, too. Seed 0 has the shipped one; `python -m worlds.ladder train 1
 runs/base/ladder-1` trains another.
 
-Deviations: every run has one thread and one seed; scripts/tables.py says how equal time is
-compared.
+Deviations: every run has one thread and one seed; scripts/tables.py explains how runs are compared
+in equal time.
 """
 import os
 import re
@@ -46,9 +46,9 @@ HALF_RATE = ["--agent-lr", "1e-3"]
 
 
 def cross_cells() -> dict:
-    """Return {cell: options} of the cross on the ladder: is the simulator trained, are its seed
-    tasks curated, how many of them are base tasks, and does alpha follow success (at the agent's
-    full rate and at half of it)."""
+    """Return {cell: options} of the cross on the ladder: simulator trained or not, seed tasks
+    curated or not, several shares of base tasks, and alpha that follows success (at the agent's
+    full and half rate)."""
     cells = {}
     for variant in ("genenv", "random"):
         for selection in ("uniform", "curated"):
@@ -58,15 +58,14 @@ def cross_cells() -> dict:
             cells[f"{name}, share 0.25"] = [*options, "--base-share", "0.25"]
             cells[f"{name}, steered"] = [*options, *STEERED]
             cells[f"{name}, steered, half rate"] = [*options, *STEERED, *HALF_RATE]
-        # no written task is ever a seed task here, so curation has nothing to choose from
+        # Here no written task becomes a seed task, so curation has nothing to choose from.
         cells[f"{variant}, share 1"] = ["--variant", variant, "--base-share", "1"]
     return cells
 
 
 def cross2_cells() -> dict:
-    """Return {cell: options} of what the cross left out: a quarter of the seed tasks from the base
-    set under a schedule that follows success. And two references from the cross, on the same
-    models."""
+    """Return {cell: options} of what the cross left out: a quarter of base tasks under a schedule
+    that follows success. Adds two references from the cross, on the same models."""
     integral = ["--alpha-schedule", "integral"]
     budget = ["--token-budget", "16384"]  # the ladder's default when the first runs were made
     cells = {"genenv, default": budget}
@@ -75,13 +74,13 @@ def cross2_cells() -> dict:
         cells[f"genenv, {selection}, integral"] = [*options, *integral]
         cells[f"genenv, {selection}, steered"] = [*options, *STEERED]
         cells[f"random, {selection}"] = ["--variant", "random", *options]
-    # a run without training reads no other option of STEERED
+    # An untrained simulator reads no other option of STEERED.
     cells["random, curated, integral"] = [*cells["random, curated"], *integral]
     return cells
 
 
 def cross2_comparisons() -> list:
-    """Return (cell, the cell that is taken from it), as named before the runs."""
+    """Return pairs (cell, cell to subtract), as named before the runs."""
     rival = "random, curated, integral"
     trained = [name for name in cross2_cells() if name.startswith("genenv")]
     return [(name, rival) for name in trained] + [
@@ -94,8 +93,8 @@ def cross2_comparisons() -> list:
 
 
 def cross_comparisons() -> list:
-    """Return (cell, the cell that is taken from it): trained minus untrained under each condition,
-    what else was predicted, and what was named afterwards."""
+    """Return pairs (cell, cell to subtract): trained minus untrained under each condition, other
+    predictions, and pairs named afterwards."""
     pairs = []
     for condition in ("share 0.75", "share 0.25", "steered", "steered, half rate"):
         for selection in ("uniform", "curated"):
@@ -106,7 +105,7 @@ def cross_comparisons() -> list:
         pairs.append((f"genenv, uniform, {condition}", f"random, curated, {condition}"))
     for condition in ("steered", "steered, half rate"):
         pairs.append((f"genenv, curated, {condition}", f"genenv, uniform, {condition}"))
-    # this cell doesn't read alpha: all differences must be 0, or all is in doubt
+    # This cell ignores alpha: any difference other than 0 would put all results in doubt.
     pairs.append(("random, uniform, steered", "random, uniform, share 0.75"))
     # named afterwards: README's second commands, with and without a trained simulator
     default, steered = "genenv, uniform, share 0.75", "genenv, uniform, steered"
@@ -121,7 +120,7 @@ RIVALS = {
     "random": ["--variant", "random"],
     "random, curated seeds": ["--variant", "random", "--seed-selection", "curated"],
     "static": ["--variant", "static"]}
-# of a world without records yet: seed tasks are chosen near alpha, and few of them are base tasks
+# For a world without records: seed tasks chosen near alpha, few of them base tasks.
 WELL_CHOSEN = {
     "random, curated, share 0.25": [*RIVALS["random, curated seeds"], "--base-share", "0.25"]}
 
@@ -149,7 +148,7 @@ for world_name in world_names():  # any other world, a user's own included
     BASES.setdefault(world_name, ["--world", world_name])
     SUITES.setdefault(world_name, {**RIVALS, **WELL_CHOSEN})
 
-# of each epoch's record: what the tables show, and what says why
+# Keep these fields of each epoch: what the tables show, and what explains it.
 KEPT = (
     "epoch", "success_rate", "mixed_share", "validation", "validation_by", "cpu_seconds", "alpha",
     "mixed_of_possible", "entropy", "task_length", "distinct_tasks", "env_kept", "env_kl",
@@ -161,8 +160,7 @@ KEPT = (
 
 
 def run_suite(suite: str, seeds: range, only, extra, jobs: int, results: Path):
-    """All runs of a suite that the results file does not have yet, `jobs` at a time, seed by
-    seed."""
+    """Run what the results file of a suite lacks, `jobs` runs at a time, seed by seed."""
     settings = [*BASES[suite], *extra]
     done = read_jsonl(results) if results.is_file() else []
     if any(r["settings"] != settings for r in done):
@@ -188,14 +186,15 @@ def run_suite(suite: str, seeds: range, only, extra, jobs: int, results: Path):
                     append_jsonl(results, [{"name": name, "seed": seed, "metrics": metrics,
                                             "settings": settings}])
                     print(f"{name}, seed {seed}: done", flush=True)
-    finally:  # a run failed or Ctrl-C: none goes on without the suite, the next call resumes them
+    finally:  # after a failure or Ctrl-C no run outlives the suite; the next call resumes them
         for process, *_ in running:
             process.kill()
             process.wait()
 
 
 def filled(words, seed: int) -> list:
-    """Options with the seed filled in. Raises UserError if a base model is still to be trained."""
+    """Return options with the seed filled in. Raises UserError if a base model isn't trained
+    yet."""
     options = [word.replace("{seed}", str(seed)) for word in words]
     for i, word in enumerate(options):
         if word.startswith("runs/base/") and not Path(word).is_dir():
@@ -208,8 +207,7 @@ def filled(words, seed: int) -> list:
 
 
 def start(suite, name, seed, options):
-    """Launch one run on one thread, or let one go on that was begun; returns (process, name, seed,
-    folder)."""
+    """Start or resume one run on one thread; returns (process, name, seed, folder)."""
     label = re.sub("[^a-z0-9]", "-", name)
     folder = Path("runs") / suite / f"{label}-{seed}"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -226,7 +224,7 @@ def start(suite, name, seed, options):
 
 
 def collect(process, folder) -> list:
-    """What is kept of a run that has ended. Raises UserError with the end of its log if it
+    """Return what is kept of a finished run. Raises UserError with the end of its log if it
     failed."""
     if process.returncode:
         log = Path(f"{folder}.log").read_text()
@@ -237,7 +235,7 @@ def collect(process, folder) -> list:
 
 
 def table_of(suite: str, records) -> str:
-    """Markdown: all variants, and the first minus each other one; of the cross its own
+    """Return Markdown: all variants, and the first minus each other one, or the cross's own
     comparisons."""
     first, *others = SUITES[suite]
     pairs = [(first, name) for name in others]

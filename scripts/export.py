@@ -1,4 +1,4 @@
-"""Take D_train elsewhere: for those who outgrow one GPU and continue in veRL.
+"""Export D_train, for those who outgrow one GPU and continue in veRL.
 
 Paper: its own experiments ran in veRL.
 
@@ -14,20 +14,18 @@ and veRL scores responses with `compute_score` below, which is Eq. 1 of this pro
 
     custom_reward_function.path=scripts/export.py custom_reward_function.name=compute_score
 
-It may be called on any thread. What would stop a puzzle of `gym` after some seconds works on the
-main thread only.
+It may be called on any thread, but only the main thread can stop a slow puzzle of `gym`.
 
-The adapters need no export: they are PEFT folders, and model/README.md has the two lines that merge
-one into 16 bits.
+The adapters need no export: they are PEFT folders; model/README.md shows how to merge one.
 
 Deviations: ground_truth is a text, as parquet (`pandas.read_json(F, lines=True).to_parquet(...)`)
-needs one type per column; traces stay behind, as they would be stale there.
+needs one type per column; traces are left out, as they would be stale there.
 """
 import json
 import sys
 from pathlib import Path
 
-# veRL loads this file by its path: the modules of the project lie one folder up
+# veRL loads this file by its path: add the project's folder, one level up.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from data_pool import Task, TrainPool
@@ -58,7 +56,7 @@ def verl_records(run_folder) -> list[dict]:
     o = saved_options(run_folder)
     world = load_world(o.world)(o)
     pool = TrainPool(Path(run_folder) / "train.jsonl", world.base_tasks())
-    # compute_score has to read answers in the form that the run was trained in
+    # Tell compute_score which form of answers the run was trained in.
     source = f"genenv/{o.world}"
     if world.form:
         source += f"/{world.form}"
@@ -76,7 +74,7 @@ def verl_records(run_folder) -> list[dict]:
 
 
 def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float:
-    """Eq. 1 with the signature of veRL's custom reward functions -> reward in [0, 1].
+    """Return Eq. 1, in [0, 1], with the signature of veRL's custom reward functions.
 
     Raises UserError if data_source is not one that verl_records writes.
     """

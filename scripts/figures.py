@@ -1,14 +1,13 @@
-"""README's figure of the result, drawn from the records: python -m scripts.figures
+"""Draw the figure of the result from the records.
 
-Paper: its Figures 4 and 5, held-out success by epoch; beside it, what the paper does not show, the
-same at the end by tool.
+Paper: Figures 4 and 5, held-out success by epoch; beside it, which the paper does not show, final
+success by tool.
 
 Usage: `python -m scripts.figures` writes results/result.png from results/cross.jsonl, the records
 of `python -m scripts.experiments cross --seeds 10 --first-seed 20`.
 
 Deviations: five of its eighteen cells are drawn. A line is the mean over base models, without error
-bars: differences between cells are paired by base model, and their intervals stand in
-EXPERIMENTS.md.
+bars: differences between cells are paired by base model, with intervals in EXPERIMENTS.md.
 """
 
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 from data_pool import read_jsonl
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-LINES = {  # {cell: (legend, colour and line style)}; told apart without colours, too
+LINES = {  # {cell: (legend, colour and line style)}; distinct without colours, too
     "genenv, uniform, steered": ("trained simulator, steered", "C1-"),
     "genenv, uniform, share 0.75": ("trained simulator (default)", "C1--"),
     "random, curated, share 0.25": ("untrained, curated, a quarter base tasks", "C0-"),
@@ -34,10 +33,10 @@ def main():
     figure, (left, right) = pyplot.subplots(1, 2, figsize=(12, 4.4), layout="constrained")
     for cell, (label, style) in LINES.items():
         runs = [r["metrics"] for r in records if r["name"] == cell]
-        # left: mean over base models, epoch by epoch
+        # Left: average over base models, epoch by epoch.
         curves = [[m["validation"] for m in metrics] for metrics in runs]
         left.plot(np.mean(curves, 0), style, label=label)
-        # right: the same at the end, for the held-out tasks of each tool
+        # Right: compare the tools' held-out tasks at the end.
         ends = [metrics[-1]["validation_by"] for metrics in runs]
         rates = np.mean([list(by_tool.values()) for by_tool in ends], 0)
         right.plot(list(ends[0]), rates, style, marker="o")

@@ -1,9 +1,9 @@
-"""Headroom in the world `digits`: tasks drawn by code that knows how long a string the agent can do.
+"""Measure headroom in the world `digits`: tasks are drawn by code that knows what the agent solves.
 
 Usage: python -m scripts.oracle --world digits --model M [options of a run]
 
-Strings of four neighbouring lengths, all equally likely. All four rise by one when the longest is
-solved nine times of ten.
+Strings have four neighbouring lengths, equally likely. The window rises by one when the longest is
+solved nine times out of ten.
 """
 import random
 import sys

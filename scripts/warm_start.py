@@ -1,7 +1,7 @@
-"""Warm start: a model that can neither read nor write tasks imitates base tasks in both roles.
+"""Warm-start a model that can neither read nor write tasks: it imitates base tasks in both roles.
 
-Paper: nothing, its 7B instruct model does the format by itself. A small one writes no valid task
-and solves none, so every group is without signal and both updates stand still.
+Paper: nothing, its 7B instruct model knows the format. A small one writes no valid task and solves
+none, so no group has signal and neither player learns.
 
 Usage:
     python genenv.py warm-start --model M --out DIR [options of a run]
@@ -9,17 +9,17 @@ Usage:
 
 With the default world that is the ladder in words; --world tool_calls takes --base-tasks F.
 
-As the agent the model imitates the expected answers, as the simulator the tasks that it could have
-written (`warm_start_pairs` of the world): passes of rwr.rwr_step with weights of 1 over one LoRA,
-by AdamW with a rate that rises for WARM_UP steps, then falls. Then, in rounds, the simulator
-writes, and what passes every check is imitated beside the examples, until ENOUGH of it is valid or
---rounds are over. Held-out tasks are never imitated. DIR becomes a model folder; warm_start.json in
-it reports how it went. The same command continues after the last complete pass.
+As the agent the model imitates expected answers, as the simulator tasks that it could have written
+(`warm_start_pairs` of the world): passes of rwr.rwr_step with weights of 1 over one LoRA, by AdamW
+with a rate that rises for WARM_UP steps, then falls. Then, in rounds, the simulator writes, and its
+valid texts are imitated beside the examples, until ENOUGH of them are valid or --rounds are over.
+Held-out tasks are never imitated. DIR becomes a model folder; warm_start.json in it reports how it
+went. The same command resumes after the last complete pass.
 
 Deviations: the adapter is merged into the base, so that "adapters off" is the initial policy of
-both players, and the reference, as always. A start that is too sharp is as bad as none: where
-attempts at a task are all alike there is no gradient. So take the --passes from which epoch 0 of a
-run has most mixed groups.
+both players, and the reference, as always. Too sharp a start is as bad as none: where all attempts
+at a task are alike there is no gradient. Choose the --passes that give epoch 0 of a run the most
+mixed groups.
 """
 import json
 import math
@@ -50,13 +50,13 @@ BATCH = 8           # responses in an optimiser step
 RANK = 32           # of the LoRA that is merged
 WARM_UP = 8         # steps over which the rate rises: AdamW's moments know nothing yet
 LAST_RATE = 0.2     # share of the rate at the end of the passes, and in the rounds
-TEXTS = 128         # what the simulator writes before a round
+TEXTS = 128         # texts that the simulator writes before a round
 ENOUGH = 0.6        # share of valid texts that ends the rounds
 FEWEST = 5          # examples to imitate, in each role
 FORM_STEPS = 48     # steps that teach the form
 FEWEST_PASSES, MOST_PASSES = 2, 10
 WIDE = 1024         # hidden size of a wide model, which takes a lower rate
-# measured with 576 and 1,536: with 1e-3 the larger model answers 25 of 35 requests instead of 32
+# Measured at 576 and 1,536: with 1e-3 the larger model answers 25 of 35 requests instead of 32.
 RATE, WIDE_RATE = 1e-3, 3e-4
 
 
@@ -75,8 +75,7 @@ def main(argv) -> int:
 
 
 def parse(argv):
-    """Return (options of the warm start, Options, the words of argv that are a run's, without
-    --model)."""
+    """Return (options of the warm start, Options, the words of argv for a run, without --model)."""
     p = Parser(prog="python genenv.py warm-start",
                epilog="and a run's options (python genenv.py --help): --world, --base-tasks ...")
     p.add_argument("--out", required=True, help="folder that becomes the model")
@@ -93,7 +92,7 @@ def parse(argv):
 
 
 def claim(out: Path):
-    """Return the lock of a folder that is new, or in which a warm start has not ended. Raises
+    """Return the lock of a new folder, or of one with an unfinished warm start. Raises
     UserError."""
     unfinished = (out / "warm_start").is_dir()
     if out.exists() and not unfinished and any(out.iterdir()):
@@ -108,8 +107,8 @@ def claim(out: Path):
 
 
 def pairs_of_pass(world, policy, number: int) -> dict:
-    """Return {role: [Rollout]} of a pass: what is imitated, as far as a run would let the model say
-    it. Raises UserError where that leaves a role too little."""
+    """Return {role: [Rollout]} of a pass, without examples longer than a run allows. Raises
+    UserError if too few remain for a role."""
     usable, o = {}, world.o
     for role, pairs in world.warm_start_pairs(number).items():
         longest = o.max_task_tokens
@@ -143,15 +142,14 @@ def passes_for(world, pairs) -> int:
 
 
 class WarmStart:
-    """Passes over the examples, then rounds over what the simulator writes; each is kept as it
-    ends.
+    """Passes over the examples, then rounds over the simulator's texts; each is saved when it ends.
 
-    s: the options of the warm start. state: "nats_per_token" of each pass and round, "rounds": what
-    was written before each round, "own": the valid of it; on disk with adapter and optimiser.
+    s: options of the warm start. state: "nats_per_token" of each pass and round, "rounds": texts
+    written before each round, "own": the valid ones; saved with adapter and optimiser.
     """
 
     def __init__(self, world, s, out: Path):
-        """Continue what was done before a stop. Raises UserError if that had other settings."""
+        """Resume an earlier start. Raises UserError if it had other settings."""
         self.world, self.path, o = world, out / "warm_start" / "state.pt", world.o
         files = origin.inputs(o) | origin.file_hashes(origin.world_files(o.world))
         settings = {**asdict(o), **vars(s), "out": "", "threads": 0, "files": files}
@@ -162,7 +160,7 @@ class WarmStart:
         if self.state["settings"] != settings:
             raise UserError(f"{out} holds a warm start with other settings or files: "
                             "give these or another --out")
-        # a chat template may ask for the day: it stays that on which the warm start began
+        # A chat template may show the date: keep that of the first start.
         world.o = o = replace(o, date=self.state["date"])
 
         torch.set_num_threads(o.threads or torch.get_num_threads())
@@ -176,8 +174,8 @@ class WarmStart:
                 p.data.copy_(value)
 
     def make(self, out: Path, rounds: int):
-        """Imitate, merge, write the model and its report into the claimed folder."""
-        # what was done before a stop is not done again
+        """Imitate, merge, and write the model and its report to the claimed folder."""
+        # Skip what was done before a stop.
         n_done = len(self.state["nats_per_token"])
         for n in range(n_done, self.passes):
             self.imitate_pass(n)
@@ -191,10 +189,11 @@ class WarmStart:
         shutil.rmtree(out / "warm_start")
 
     def imitate_pass(self, n: int):
-        """Imitate the examples and what the simulator wrote, in random order: pass number n."""
+        """Imitate the examples and the simulator's valid texts in random order, as pass number
+        n."""
         examples = pairs_of_pass(self.world, self.policy, n)
         own = [Rollout(0, *pair) for pair in self.state["own"]]
-        # with only its own texts the agent's role would be forgotten
+        # Mix in the examples: with only its own texts the model would forget the agent's role.
         pairs = own + examples["agent"] + examples["env"]
         print(f"pass {n + 1}: imitates {len(examples['agent'])} answers, {len(examples['env'])} "
               f"tasks, {len(own)} texts of its own", flush=True)
@@ -210,8 +209,7 @@ class WarmStart:
         checkpoint.write(self.path, self.state)
 
     def imitate(self, pairs, n: int) -> float:
-        """Imitate the pairs in pass number n; returns the mean negative log-likelihood, in nats per
-        token."""
+        """Imitate the pairs in pass number n; returns their mean loss in nats per token."""
         width = self.policy.lm.config.get_text_config(decoder=True).hidden_size
         peak = WIDE_RATE if width >= WIDE else RATE
         batches = [pairs[k:k + BATCH] for k in range(0, len(pairs), BATCH)]
@@ -228,9 +226,9 @@ class WarmStart:
         return sum(losses) / len(losses)
 
     def write_round(self, n: int) -> float:
-        """Let the simulator write, for base tasks drawn at random; what is valid is kept for the
-        next pass. Returns its share. "rounds" of the state get {"valid": that share, "invalid":
-        {reason: how many}, "texts": all}."""
+        """Let the simulator write for random base tasks, and keep the valid texts for the next
+        pass. Returns their share. "rounds" of the state gets {"valid": share, "invalid": {reason:
+        count}, "texts": all}."""
         print(f"the simulator writes {TEXTS} texts, for minutes on a CPU ...", flush=True)
         world, policy, o = self.world, self.policy, self.world.o
         generator, base = torch.Generator().manual_seed(1000 * o.seed + n), world.base_tasks()
@@ -256,7 +254,7 @@ class WarmStart:
 
 
 def merge(policy, o, out: Path):
-    """Add the adapter to the base and save a model folder, in the 16 or 32 bits computed in."""
+    """Add the adapter to the base and save a model folder, in the precision of computation."""
     adapters = out / "warm_start" / "adapters"
     policy.save_adapters(adapters)
     dtype = torch.bfloat16 if o.quant else policy.lm.dtype
