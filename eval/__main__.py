@@ -1,4 +1,4 @@
-"""python -m eval: the paper's five benchmarks from one command.
+"""Evaluate a model on the paper's five benchmarks: python -m eval.
 
 Paper: its results table (API-Bank, ALFWorld, BFCL, Bamboogle, TravelPlanner); the paper ships no
 evaluation code, and its protocols are partly unknown (eval/README.md).
@@ -11,8 +11,8 @@ Usage, BENCH being one of the five or `all`:
 
 Responses are greedy. Each run writes NAME.jsonl (every prompt, response and verdict, as they come)
 and NAME.json (the summary) below --out; NAME holds a hash of everything that decides the responses.
-The same command run again takes up the responses that are there and only scores anew, so an
-interrupted run is continued and no run overwrites the responses of another.
+The same command run again keeps existing responses and rescores them, so an interrupted run resumes
+and no run overwrites the responses of another.
 """
 import hashlib
 import json
@@ -34,7 +34,7 @@ from eval.common import (Verdict, load_records, mean_score, read_rows, results, 
 
 MODULES = {m.NAME: m for m in (api_bank, alfworld, bfcl, bamboogle, travelplanner)}
 BENCHES = tuple(MODULES)
-EPISODES = "episodes"  # the variant of alfworld in which responses decide what is asked next
+EPISODES = "episodes"  # the variant of alfworld in which each response decides the next prompt
 
 
 def main(argv=None) -> int:
@@ -43,7 +43,7 @@ def main(argv=None) -> int:
 
 
 def arguments() -> Parser:
-    """The options of an evaluation run."""
+    """Return the command line of an evaluation run."""
     parser = Parser(prog="python -m eval", description=__doc__.split("\n\n")[0], epilog=__doc__)
     parser.add_argument("bench", choices=BENCHES + ("all",))
     parser.add_argument("--data", required=True, metavar="DIR",
@@ -52,7 +52,7 @@ def arguments() -> Parser:
     parser.add_argument("--adapter", metavar="DIR", help="PEFT folder of a LoRA adapter")
     parser.add_argument("--quant", choices=("nf4",), help="load the model in 4 bit")
     parser.add_argument("--chat-template-kwargs", type=json_object, default={}, metavar="JSON",
-                        help="what the chat template is given besides the messages, as in training")
+                        help="options of the chat template, as in training")
     parser.add_argument("--responses", metavar="FILE", help="score responses made elsewhere; with "
                         "`all` a folder that holds BENCH.jsonl files")
     parser.add_argument("--variant", help="other protocol or part of one benchmark: " + "; ".join(
@@ -60,7 +60,7 @@ def arguments() -> Parser:
     parser.add_argument("--limit", type=at_least(1), metavar="N", help="N records, evenly spread")
     parser.add_argument("--batch-size", type=at_least(1), default=16, metavar="N")
     parser.add_argument("--max-prompt", type=at_least(1), metavar="TOKENS",
-                        help="longer prompts fail (default: what the model's context leaves)")
+                        help="longer prompts fail (default: the model's context less the response)")
     parser.add_argument("--max-new", type=at_least(1), metavar="TOKENS",
                         help="response length (default: that of the benchmark)")
     parser.add_argument("--out", default="results/eval", metavar="DIR")
@@ -85,7 +85,7 @@ def run(argv) -> int:
     if (args.model is None) == (args.responses is None):
         raise UserError("pass either --model DIR or --responses FILE")
     benches = BENCHES if args.bench == "all" else (args.bench,)
-    # all data first: a missing file should not show up after hours of generation
+    # Read all data first: a missing file should not show up after hours of generation.
     records = {bench: chosen_records(bench, args) for bench in benches}
     answers = {bench: read_responses(bench, records[bench], args)
                for bench in benches if args.responses}
@@ -97,7 +97,7 @@ def run(argv) -> int:
 
 
 def variant(bench: str, name):
-    """(arguments of load, arguments of score) of a variant; the default protocol is ({}, {})."""
+    """Return (arguments of load, arguments of score) of a variant; ({}, {}) by default."""
     variants = {None: ({}, {}), **MODULES[bench].VARIANTS}
     if name not in variants:
         raise UserError(
@@ -107,7 +107,7 @@ def variant(bench: str, name):
 
 
 def chosen_records(bench: str, args) -> list:
-    """The records of the run; for whole episodes one record per game."""
+    """Return the records of the run; for whole episodes one per game."""
     records = load_records(MODULES[bench], args.data, **variant(bench, args.variant)[0])
     if args.variant == EPISODES:
         records = [{**r, "id": r["game"]} for r in records if r["step"] == 0]
@@ -117,7 +117,7 @@ def chosen_records(bench: str, args) -> list:
 
 
 def read_responses(bench: str, records: list, args) -> dict:
-    """{id: text} from --responses; records without a response fail and are counted."""
+    """Return {id: text} from --responses; records without a response fail and are counted."""
     path = Path(args.responses) / f"{bench}.jsonl" if args.bench == "all" else args.responses
     with one_line(path, "is malformed"):
         answers = {row["id"]: row["response"] for row in read_rows(path)}
@@ -131,21 +131,21 @@ def read_responses(bench: str, records: list, args) -> dict:
 
 
 def load_policy(args):
-    """The model, with --adapter as adapter "agent"."""
+    """Load the model, with --adapter as adapter "agent"."""
     adapters = ("agent",) if args.adapter else ()
-    # a chat template may ask for the day: it stays that on which the run began
+    # A chat template may show the date: keep that on which the run began.
     kwargs = {"date": date.today().isoformat(), **args.chat_template_kwargs}
     return Policy.load(args.model, adapters=adapters, quant=args.quant, adapter_folder=args.adapter,
                        chat_template_kwargs=kwargs)
 
 
 def evaluate(bench: str, records: list, policy, answers, args) -> dict:
-    """Responses, verdicts, results of one benchmark; returns the summary that was written."""
+    """Generate and score the responses of one benchmark; returns the summary that was written."""
     module = MODULES[bench]
     prompts = [module.prompt(record) for record in records]
     settings = run_settings(bench, prompts, policy, answers, args)
     path = results_path(bench, settings, args)
-    # responses of an earlier run are taken up; every new one is on disk before the next batch
+    # Keep the responses of an earlier run; write new ones before the next batch starts.
     rows = {row["id"]: row for row in earlier_rows(path)}
     todo = [(r, p) for r, p in zip(records, prompts) if r["id"] not in rows]
     with open(path, "a", encoding="utf-8") as file:
@@ -154,7 +154,7 @@ def evaluate(bench: str, records: list, policy, answers, args) -> dict:
             file.write(json.dumps(row) + "\n")
             file.flush()
     rows = [rows[record["id"]] for record in records]
-    # scores are never taken from an earlier run: a corrected scorer must show
+    # Never reuse scores of an earlier run: the scorer may have been corrected.
     verdicts = [verdict_of(module, record, row, args) for record, row in zip(records, rows)]
     lines = [json.dumps({**row, "verdict": vars(v)}) + "\n" for row, v in zip(rows, verdicts)]
     write_whole(path, "".join(lines))
@@ -164,7 +164,7 @@ def evaluate(bench: str, records: list, policy, answers, args) -> dict:
     summary["cut_or_missing"] = sum(
         row["truncated"] or row["problem"] == "no response" for row in rows
     )
-    # another protocol: the paper's figure does not belong next to it
+    # The paper's figure belongs to the default protocol only.
     summary["paper"] = {} if args.variant else module.PAPER
     summary["note"] = "" if args.variant else vars(module).get("NOTE", "")
     summary["settings"] = settings
@@ -175,14 +175,14 @@ def evaluate(bench: str, records: list, policy, answers, args) -> dict:
 
 
 def results_path(bench: str, settings: dict, args) -> Path:
-    """The file of a run's responses; another model, option or data set is another file."""
+    """Return the file of a run's responses; each model, option and data set has its own."""
     source = Path(args.model).name if args.model else Path(args.responses).stem
     parts = [bench, args.variant, source, digest(settings)[:10]]
     return Path(args.out) / f"{'-'.join(filter(None, parts))}.jsonl"
 
 
 def respond(bench: str, todo: list, policy, answers, settings: dict, args):
-    """An iterator of rows for (record, prompt) pairs, wherever the responses come from."""
+    """Return an iterator of rows for (record, prompt) pairs, generated or read."""
     if answers is not None:
         return (row_of(r, p, answers.get(r["id"]), "no response") for r, p in todo)
     if args.variant == EPISODES:
@@ -191,24 +191,24 @@ def respond(bench: str, todo: list, policy, answers, settings: dict, args):
 
 
 def digest(value) -> str:
-    """sha256 of a value by its JSON text."""
+    """Return the sha256 of a value's JSON text."""
     return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()
 
 
 def run_settings(bench: str, prompts: list, policy, answers, args) -> dict:
-    """Everything that decides the responses; its hash is part of the file names."""
+    """Return all that decides the responses; its hash is part of the file names."""
     settings = {"benchmark": bench, "variant": args.variant, "model": args.model,
                 "adapter": args.adapter, "quant": args.quant, "batch_size": args.batch_size,
                 "chat_template_kwargs": args.chat_template_kwargs, "prompts": digest(prompts)}
     if policy is None:
         return settings | {"responses": digest(answers)}
-    # prompt and response share the context; beyond it positions were never trained
+    # Prompt and response share the context; positions beyond it were never trained.
     context = policy.lm.config.max_position_embeddings
-    # a small context still leaves half of itself to the prompt
+    # Leave at least half of a small context to the prompt.
     new = min(args.max_new or MODULES[bench].MAX_NEW_TOKENS, context // 2)
     settings["max_new_tokens"] = new
     settings["max_prompt"] = min(args.max_prompt or context, context - new)
-    # a model trained further at the same place is another model, and a template may name the day
+    # A model trained further in the same folder is another model.
     settings["saved_at"] = [last_change(args.model), last_change(args.adapter)]
     settings["first_prompt"] = digest(policy.encode(prompts[0]))
     return settings
@@ -229,13 +229,13 @@ def last_change(folder):
 
 
 def row_of(record, messages, text, problem="", truncated=False) -> dict:
-    """One line of the results file before its verdict; problem: why there is no response."""
+    """Return a line of the results file before its verdict; problem: why there is no response."""
     return {"id": record["id"], "prompt": messages, "response": text, "truncated": truncated,
             "problem": problem if text is None else ""}
 
 
 def earlier_rows(path: Path) -> list:
-    """The rows of an earlier run with the same settings; a half-written last line is dropped."""
+    """Return the rows of an earlier run with the same settings; drop a half-written last line."""
     if not path.is_file():
         return []
     whole, _, torn = path.read_text(encoding="utf-8").rpartition("\n")
@@ -245,7 +245,7 @@ def earlier_rows(path: Path) -> list:
 
 
 def greedy(policy, prompts: list, settings: dict) -> list:
-    """Greedy rollouts of token prompts, all in one batch; None for a prompt that is too long.
+    """Return greedy rollouts of token prompts, in one batch; None for a prompt that is too long.
 
     Raises UserError if memory does not suffice.
     """
@@ -265,16 +265,16 @@ def greedy(policy, prompts: list, settings: dict) -> list:
 
 
 def batches(items: list, args, label: str):
-    """An iterator of --batch-size items at a time, with a bar."""
+    """Yield --batch-size items at a time, with a progress bar."""
     for start in tqdm(range(0, len(items), args.batch_size), desc=label, disable=None):
         yield items[start:start + args.batch_size]
 
 
 def generate(todo: list, policy, settings: dict, args, label: str):
-    """Greedy responses to (record, prompt) pairs, batch by batch; yields rows."""
+    """Yield rows of greedy responses to (record, prompt) pairs, batch by batch."""
     todo = [(record, messages, policy.encode(messages)) for record, messages in todo]
-    # similar lengths share a batch, so little is padded; the longest first, so that a batch that
-    # does not fit in memory fails at once
+    # Batch similar lengths, so little is padded. Begin with the longest, so that a batch that does
+    # not fit in memory fails at once.
     todo.sort(key=lambda item: -len(item[2]))
     for batch in batches(todo, args, label):
         rollouts = greedy(policy, [ids for _, _, ids in batch], settings)
@@ -287,10 +287,10 @@ def generate(todo: list, policy, settings: dict, args, label: str):
 
 
 def play(games: list, policy, settings: dict, args):
-    """Whole ALFWorld episodes, a batch of games at a time; yields rows with the outcome."""
+    """Play whole ALFWorld episodes, a batch of games at a time; yields rows with the outcome."""
 
     def respond(prompts):
-        # the transcript grows with every step and may outgrow the context before the game ends
+        # The transcript grows with every step and may outgrow the context.
         rollouts = greedy(policy, list(map(policy.encode, prompts)), settings)
         return [None if rollout is None else policy.decode(rollout.response)
                 for rollout in rollouts]
@@ -306,18 +306,18 @@ def play(games: list, policy, settings: dict, args):
 
 
 def verdict_of(module, record, row: dict, args) -> Verdict:
-    """The verdict on one row. A response that does not exist fails whatever the benchmark says."""
+    """Return the verdict on one row. A missing response always fails."""
     if args.variant == EPISODES:
         return verdict(row["problem"], "won")
     options = variant(module.NAME, args.variant)[1]
     if row["problem"]:
-        # the extras of an empty response keep the metrics complete
+        # Fill in the extras of an empty response, so that metrics stay complete.
         return Verdict(False, 0.0, row["problem"], module.score(record, "", **options).extra)
     return module.score(record, row["response"], **options)
 
 
 def print_scores(summaries: list):
-    """Print a line for each benchmark: ours with its interval, and the paper's figures."""
+    """Print a line for each benchmark: our score with its interval, and the paper's figures."""
     for s in summaries:
         low, high = s["interval_95"]
         name = f"{s['benchmark']} ({s['variant']})" if s["variant"] else s["benchmark"]

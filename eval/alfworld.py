@@ -1,4 +1,4 @@
-"""ALFWorld: household tasks in text, cut into single steps (as GenEnv does) or played whole.
+"""Score ALFWorld: household tasks in text, cut into single steps (as GenEnv does) or played whole.
 
 Paper: the ALFWorld column, 14.2 (Qwen2.5-7B) -> 54.5 (GenEnv 7B).
 
@@ -8,23 +8,23 @@ Usage:
     python -m eval alfworld --data DIR --model DIR --variant episodes  # needs the alfworld package
 
 Deviations: ALFWorld's official score is won games / 274, in episodes of at most 50 commands; there
-is *no* official step score. The paper says that the tasks are "decomposed into single steps" and no
-more, so the single-step figures here are ours and the paper's are shown only for orientation. Our
+is *no* official step score. The paper says only that the tasks are "decomposed into single steps",
+so the single-step figures here are ours and the paper's are shown only for orientation. Our
 definition: one record per step of an expert trajectory of the 140 valid_seen and 134 valid_unseen
 games; context = goal, first observation, the expert's earlier commands with their observations, the
-commands that are admissible now; target = the expert's command. The paper does not say which
-expert. Two are in the data (`--variant`):
+admissible commands; target = the expert's command. The paper does not say which expert. Two are in
+the data (`--variant`):
 
     (default)     planner walkthrough, 1,600 steps: short and always won, but the planner knows
                   where things are, so from the observations its first "go to" is often a guess
-    handcoded     the rule-based expert of the official DAgger training, games that it won only:
+    handcoded     the rule-based expert of the official DAgger training, only games that it won:
                   it searches, looks around and closes doors, 9 steps for every 3 of the planner
-    episodes      whole games, a prompt with all that was said for every command
+    episodes      whole games, a prompt with the whole transcript for every command
 
 Scores per step: `exact` (the verdict) is GenEnv's published generic reward, see `genenv_reward`;
-`admissible` only asks that the command read is one of those on offer; `acts` is the simulator's own
-rule, which forgives nothing but white space at the ends; `verl_agent_exact` reads the response by
-the other published reader, `projection`.
+`admissible` only asks that the command is one of those on offer; `acts` is the simulator's rule,
+which forgives only white space at the ends; `verl_agent_exact` uses the other published reader,
+`projection`.
 """
 import re
 
@@ -51,7 +51,7 @@ ASK = ("Give the next command, copied exactly from the list. Think briefly if yo
 
 
 def load(folder, expert: str = "walkthrough") -> list[dict]:
-    """Single-step records after an expert, see the module's docstring.
+    """Return single-step records after an expert, see the module's docstring.
 
     Keys: id ("GAME#expert-STEP"), category ("valid_seen/TASK TYPE"), game, goal, observation,
     history (list of (command, observation)), admissible, expert.
@@ -65,7 +65,8 @@ def load(folder, expert: str = "walkthrough") -> list[dict]:
 
 
 def _steps(row: dict) -> list[dict]:
-    """One trajectory -> one record per step, each with everything the expert had seen by then."""
+    """Return one record per step of a trajectory, each with all that the expert had seen by
+    then."""
     records, history = [], []
     game, category = row["id"], f"{row['split']}/{row['task_type']}"
     for k, step in enumerate(row["steps"]):
@@ -78,7 +79,7 @@ def _steps(row: dict) -> list[dict]:
 
 
 def prompt(record: dict) -> list[dict]:
-    """Chat messages: the game so far as a transcript, the admissible commands, the question."""
+    """Return chat messages: the transcript so far, the admissible commands, the question."""
     lines = [record["observation"]]
     for command, observation in record["history"]:
         lines += [f"\n> {command}", observation]
@@ -97,10 +98,10 @@ def question(admissible) -> str:
 
 
 def read_boxed(text: str) -> str:
-    r"""GenEnv's reader: the content of the last \boxed{...}, else the whole text less one $...$.
+    r"""Read as GenEnv does: the content of the last \boxed{...}, else the text without one $...$.
 
-    The box ends at the first closing brace (so \boxed{\text{x}} breaks, as it does there). Written
-    as a scan: the usual lazy pattern takes quadratic time on a megabyte of unclosed boxes.
+    The box ends at the first closing brace (so \boxed{\text{x}} breaks, as it does there). This
+    is a scan: the usual lazy pattern takes quadratic time on a megabyte of unclosed boxes.
     """
     boxes = list(between(text, "\\boxed{", "}"))
     if boxes:
@@ -112,19 +113,19 @@ def read_boxed(text: str) -> str:
 
 
 def normalise(text: str) -> str:
-    """GenEnv's normalisation: space, backticks, quotes off the ends; single spaces; lower case."""
+    """Normalise as GenEnv does: strip space, backticks and quotes; single spaces; lower case."""
     text = text.strip().strip("`").strip('"').strip("'")
     return re.sub(r"\s+", " ", text).lower()
 
 
 def genenv_reward(response: str, expert: str) -> float:
-    """1.0 if the command read from the response equals the expert's, both normalised; else 0.0."""
+    """Return 1.0 if the command of the response equals the expert's, both normalised; else 0.0."""
     command = normalise(read_boxed(response))
     return float(bool(command) and command == normalise(expert))
 
 
 def projection(response: str) -> tuple[str, int]:
-    """verl-agent's reader (SkillRL's too): response -> (command, valid).
+    """Read as verl-agent (and SkillRL) do: response -> (command, valid).
 
     The lower-cased text between the first <action> and the first </action>, or its last 30
     characters when a tag is missing. valid: both action tags there, <think> and </think> there in
@@ -134,7 +135,7 @@ def projection(response: str) -> tuple[str, int]:
     start, end = lowered.find("<action>"), lowered.find("</action>")
     if start < 0 or end < 0:
         return lowered[-30:], 0
-    # a closing tag in front of the opening one leaves an empty slice: an empty, yet valid, command
+    # If the closing tag comes first the slice is empty: an empty, yet valid, command.
     command = lowered[start + len("<action>"):end].strip()
     valid = "<think>" in response and "</think>" in response \
         and not re.search("[\u4e00-\u9fff]", response)
@@ -142,12 +143,12 @@ def projection(response: str) -> tuple[str, int]:
 
 
 def acts(command: str, admissible) -> bool:
-    """The simulator's rule: after stripping the ends the string *is* an admissible command."""
+    """Return the simulator's rule: the stripped string *is* an admissible command."""
     return command.strip() in admissible
 
 
 def score(record: dict, response: str) -> Verdict:
-    """Exact match with the expert's command by GenEnv's rule; the softer scores are in extra.
+    """Compare with the expert's command by GenEnv's rule; the softer scores are in extra.
 
     extra: exact, admissible, acts, verl_agent_exact (0 or 1 each).
     """
@@ -170,8 +171,8 @@ def score(record: dict, response: str) -> Verdict:
 def episodes(folder, respond, records: list):
     """Play the games of some records with the official simulator, side by side.
 
-    respond: list of chat prompts -> list of response texts (None = cannot be answered, the episode
-    ends lost). Yields one {"id", "won", "commands", "reason"} per game. The command given is
+    respond: list of chat prompts -> list of response texts (None: no answer, the episode is
+    lost). Yields one {"id", "won", "commands", "reason"} per game. The command given is
     GenEnv's reading of the response, normalised. Raises UserError if the package `alfworld` or the
     game files are absent.
     """
@@ -186,7 +187,7 @@ def episodes(folder, respond, records: list):
 
 
 class _Episode:
-    """One running game; `record` holds what was said so far in the form of a single-step record."""
+    """One running game; `record` holds the transcript as a single-step record."""
 
     def __init__(self, record, env):
         self.env, self.reason = env, ""
@@ -207,14 +208,15 @@ class _Episode:
             self.reason = f"lost: not won within {MAX_STEPS} commands"
 
     def result(self) -> dict:
-        """The finished episode as one row."""
+        """Return the finished episode as a row."""
         self.env.close()
         return {"id": self.record["id"], "won": self.reason == "won", "reason": self.reason,
                 "commands": [command for command, _ in self.record["history"]]}
 
 
 def _simulator():
-    """path of a game file -> a running environment. UserError when the package is absent."""
+    """Return a function: path of a game file -> running environment. Raises UserError without the
+    package."""
     try:
         import textworld
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
@@ -226,7 +228,7 @@ def _simulator():
 
 
 def game_file(folder, game: str) -> str:
-    """Where the file of a game lies, as `alfworld-download` unpacks it."""
+    """Return the path of a game's file, as `alfworld-download` unpacks it."""
     path = folder / "json_2.1.1" / game / "game.tw-pddl"
     if not path.is_file():
         raise UserError(f"{path}: no such file; alfworld-download fetches it (eval/README.md)")

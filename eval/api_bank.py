@@ -1,9 +1,9 @@
-"""API-Bank: is the one API call that a dialogue asks for the right one?
+"""Score API-Bank: does the response make the one API call that a dialogue asks for?
 
 Paper: the column "API-Bank" of the results table. It cites ToRL for the protocol, but ToRL is about
-computation with code and reports no API-Bank. What fits the figures is *ToolRL*: 61.6 = 368/597 and
-79.1 = 472/597. Greedy, one response per record. Whether the mean is over the 597 records or over
-the three levels is not said; both figures fit the former.
+computation with code and reports no API-Bank. *ToolRL* fits the figures: 61.6 = 368/597 and
+79.1 = 472/597. Greedy, one response per record. The paper does not say whether the mean is over the
+597 records or the three levels; both figures fit the former.
 
 Usage: python -m eval api_bank --data DIR --model M. Two scorers:
 
@@ -15,10 +15,10 @@ Usage: python -m eval api_bank --data DIR --model M. Two scorers:
 Deviations: the damo evaluator executes the call on a fresh database and compares input, output and
 exception, differently from API to API. Here arguments are read by the same pattern, declared names
 and types are enforced, and each API's comparison of its *inputs* is applied (COMPARE), less what it
-does with dates. Two things are known without a database: steps that depend on an earlier call, and
-one check that never passes.
+does with dates. Two failures are known without a database: steps that depend on an earlier call,
+and one check that never passes.
 
-Known oddities, left as they are because the figures contain them: 8 level-1 golds use an argument
+Known oddities, kept because the figures contain them: 8 level-1 golds use an argument
 that the tool does not document; 10 prompts are duplicates; 6 level-2 golds call a tool that the
 prompt does not list; five gold calls of BookHotel are cut off by the original converter.
 """
@@ -34,7 +34,7 @@ NAME = "api_bank"
 PAPER = {"Qwen2.5-7B": 61.6, "GenEnv 7B": 79.1}
 MAX_NEW_TOKENS = 512
 VARIANTS = {"damo": ({"rule": "damo"}, {"rule": "damo"})}
-MAX_TEXT = 200_000        # characters of a response that are looked at
+MAX_TEXT = 200_000        # characters read of a response
 MAX_ARGUMENTS = 20_000    # characters of the argument list under the damo rule
 
 
@@ -43,7 +43,7 @@ MAX_ARGUMENTS = 20_000    # characters of the argument list under the damo rule
 
 
 def toolrl_fault(record: dict, response: str) -> str:
-    """Why no JSON line of the last tool-call block equals the gold call, or ""."""
+    """Return why no JSON line of the last tool-call block equals the gold call, or ""."""
     block = response.rpartition("<tool_call>")[2].partition("</tool_call>")[0]
     if len(block) > MAX_TEXT:
         return f"tool call longer than {MAX_TEXT} characters"
@@ -63,7 +63,7 @@ def toolrl_fault(record: dict, response: str) -> str:
             if call["name"] == gold_call["name"] and call["parameters"] == gold_call["parameters"]:
                 return ""
         except (TypeError, ValueError, RecursionError):
-            # the official loop stops at such a line (42, null, "text"), later lines do not count
+            # The official loop stops at such a line (42, null, "text").
             return f"line {line.strip()[:40]!r} is JSON but no call; the scan ends there"
     return "no line is the expected call" if seen else "no JSON line"
 
@@ -73,7 +73,7 @@ def toolrl_fault(record: dict, response: str) -> str:
 
 
 def find_call(text: str):
-    """(name, argument text) of the first `[Name(...)]` on one line, or None; linear time.
+    """Return (name, argument text) of the first `[Name(...)]` on one line, or None; linear time.
 
     Like a greedy pattern, the arguments reach to the last `)]` of the line.
     """
@@ -85,20 +85,21 @@ def find_call(text: str):
     return None
 
 
-# a word starts at a word boundary anyway; saying so keeps long words from being tried letter by
-# letter. A quoted value ends at the next quote of either kind; it has at least one character.
+# The word boundary keeps long words from being tried letter by letter. A quoted value ends at the
+# next quote of either kind; it has at least one character.
 ARGUMENT = re.compile(r"""(?<!\w)(?P<name>\w+)(?!\w)\s*=\s*
                           (?:['"](?P<quoted>.+?)['"] | (?P<list>\[.*\]) | (?P<word>\w+))""",
                       re.VERBOSE)
 
 
 def read_arguments(text: str) -> dict:
-    """Arguments as strings: quoted, a bracketed list, or one bare word."""
+    """Return arguments as strings: quoted, a bracketed list, or one bare word."""
     return {m["name"]: m["quoted"] or m["list"] or m["word"] for m in ARGUMENT.finditer(text)}
 
 
 def convert(value, kind: str):
-    """A value as its declared type; ValueError where the official tool manager refuses it."""
+    """Return a value as its declared type. Raises ValueError where the official tool manager
+    does."""
     value = str(value)
     if kind == "int":
         if not value.isdecimal():
@@ -114,27 +115,27 @@ def convert(value, kind: str):
 
 
 def stripped(given, expected) -> bool:
-    """Equal, blanks at the ends apart."""
+    """Return whether both are equal but for outer blanks."""
     return str(given).strip() == str(expected).strip()
 
 
 def folded(given, expected) -> bool:
-    """Equal, case and blanks at the ends apart."""
+    """Return whether both are equal but for case and outer blanks."""
     return str(given).strip().lower() == str(expected).strip().lower()
 
 
 def unspaced(given, expected) -> bool:
-    """Equal, all blanks apart (formulas)."""
+    """Return whether both are equal but for blanks (formulas)."""
     return re.sub(r"\s", "", str(given)) == re.sub(r"\s", "", str(expected))
 
 
 def ignored(given, expected) -> bool:
-    """Not compared, but must not be blank."""
+    """Return whether the argument isn't blank, without comparing it."""
     return bool(str(given).strip())
 
 
 def similar(given, expected) -> bool:
-    """More than half of all words in common."""
+    """Return whether more than half of all words are in both."""
     if not str(given).strip():
         return False
     ours, theirs = set(str(given).split(" ")), set(str(expected).split(" "))
@@ -142,12 +143,12 @@ def similar(given, expected) -> bool:
 
 
 def similar_folded(given, expected) -> bool:
-    """The same, whatever the case."""
+    """Return whether more than half of all words are in both, ignoring case."""
     return similar(str(given).lower(), str(expected).lower())
 
 
-# How the official check of an API compares an argument, from the public evaluator; equal elsewhere.
-# Dates and health data have rules of their own there, which no recorded verdict needed.
+# Compare arguments as the public evaluator's check of each API does; elsewhere they must be equal.
+# Its own rules for dates and health data are left out: no recorded verdict needed them.
 COMPARE = {
     similar: ("AddAgenda.content", "AddMeeting.meeting_topic", "ModifyMeeting.meeting_topic",
         "QueryMeeting.meeting_topic"),
@@ -165,7 +166,7 @@ COMPARE = {
 
 
 def same_arguments(api: str, given: dict, expected: dict) -> bool:
-    """Whether the official check of the API would call the arguments equal."""
+    """Return whether the official check of the API accepts the arguments as equal."""
     if set(given) != set(expected):
         return False
     for name, value in given.items():
@@ -177,10 +178,10 @@ def same_arguments(api: str, given: dict, expected: dict) -> bool:
 
 
 def fails_fresh(gold_call: dict, accounts: set) -> str:
-    """Why the gold call itself fails on a fresh database, or ""."""
+    """Return why the gold call itself fails on a fresh database, or ""."""
     name, given = gold_call["name"], gold_call["parameters"]
     if name == "DeleteMeeting":
-        # it reads the field `time` of an input that has start_time and end_time
+        # It reads the field `time` of an input that has start_time and end_time.
         return f"the official check of {name} never passes"
     if name == "ForgotPassword" and given.get("status") == "Verification Code":
         return "the code was sent by an earlier call, which a fresh database has not seen"
@@ -190,7 +191,7 @@ def fails_fresh(gold_call: dict, accounts: set) -> str:
 
 
 def damo_fault(record: dict, response: str) -> str:
-    """Why the original evaluator's rule rejects, as far as it follows from the text, or ""."""
+    """Return why the original evaluator would reject, as far as the text shows, or ""."""
     found, gold_call = find_call(response[:MAX_TEXT]), record["gold"]
     if not found or len(found[1]) > MAX_ARGUMENTS:
         return "no [ApiName(...)] of bearable length on one line"
@@ -200,7 +201,7 @@ def damo_fault(record: dict, response: str) -> str:
     for argument in given:
         if argument not in declared:
             return f"argument {argument[:40]!r} is not declared"
-    # eight expected calls have an argument that their tool does not declare
+    # Eight expected calls have an argument that their tool does not declare.
     expected = {name: convert(value, declared.get(name, "str")) if isinstance(value, str) else value
                 for name, value in gold_call["parameters"].items()}
     try:
@@ -217,7 +218,7 @@ def damo_fault(record: dict, response: str) -> str:
 
 
 def load(folder, rule: str = "toolrl") -> list[dict]:
-    """Records of API-Bank: {id, category, system, user, gold: {"name", "parameters"}}.
+    """Return records of API-Bank: {id, category, system, user, gold: {"name", "parameters"}}.
 
     rule "toolrl": the 597 records of that protocol; "damo": the official calls without
     ToolSearcher (620), also with "parameters" (declared types) and "accounts" (names in a fresh
@@ -237,7 +238,7 @@ def load(folder, rule: str = "toolrl") -> list[dict]:
 
 
 def official_tools(folder: Path) -> tuple[dict, dict]:
-    """Documented parameters of the official APIs: (levels 1-2, level 3), {name: parameters}."""
+    """Return documented parameters, {name: parameters}, of (levels 1-2, level 3)."""
     low, high = [], []
     for row in read_array(folder / "level-1-api.json"):
         low += [json.loads(line) for line in row["instruction"].split("\n") if line.startswith("{")]
@@ -249,12 +250,12 @@ def official_tools(folder: Path) -> tuple[dict, dict]:
 
 
 def parameters_by_name(tools: list) -> dict:
-    """{name: parameters}; the first document of a name counts."""
+    """Return {name: parameters}; the first document of a name counts."""
     return {tool["name"]: tool["input_parameters"] for tool in reversed(tools)}
 
 
 def load_damo(folder: Path) -> list[dict]:
-    """The official calls, with what their prompts show."""
+    """Return the official calls, with what their prompts show."""
     tests = folder / "official" / "test-data"
     paths = sorted((folder / "official" / "lv1-lv2-samples").glob("*/*.jsonl"))
     samples = {path.name: read_rows(path) for path in paths}
@@ -277,7 +278,7 @@ def load_damo(folder: Path) -> list[dict]:
 
 
 def call_line(lines: list, number: int) -> dict:
-    """The call of sample 2i, which is the i-th of a dialogue (2i + 1 is the line after it)."""
+    """Return the call of sample 2i, the i-th of a dialogue (2i + 1 is the line after it)."""
     places = [i + k for i, line in enumerate(lines) if line["role"] == "API" for k in (0, 1)]
     line = lines[places[number]]
     assert line["role"] == "API", "no call at this place of the dialogue"
@@ -286,7 +287,8 @@ def call_line(lines: list, number: int) -> dict:
 
 def damo_record(name: str, level: int, api: str, given: dict, tools: dict, row: dict,
                 accounts: set) -> dict:
-    """One official call as a record. Six tools are in no prompt: their arguments are texts."""
+    """Return one official call as a record. Six tools are in no prompt: their arguments are
+    texts."""
     declared = {argument: spec["type"] for argument, spec in tools[api].items()} \
         if api in tools else dict.fromkeys(given, "str")
     return {"id": name, "category": f"level-{level}", "gold": {"name": api, "parameters": given},
@@ -299,12 +301,12 @@ def damo_record(name: str, level: int, api: str, given: dict, tools: dict, row: 
 
 
 def prompt(record: dict) -> list[dict]:
-    """Chat messages; the texts are those of the data."""
+    """Return chat messages with the texts of the data."""
     return [{"role": "system", "content": record["system"]},
             {"role": "user", "content": record["user"]}]
 
 
 def score(record: dict, response: str, rule: str = "toolrl") -> Verdict:
-    """Verdict on one response; pure, raises on no text, evaluates nothing. rule: toolrl or damo."""
+    """Return the verdict on one response; pure, never raises. rule: toolrl or damo."""
     fault = damo_fault if rule == "damo" else toolrl_fault
     return verdict(fault(record, response), "the expected call")

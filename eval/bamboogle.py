@@ -1,18 +1,18 @@
-"""Bamboogle: 125 two-hop questions with one gold string each (Press et al. 2023, MIT).
+"""Score Bamboogle: 125 two-hop questions with one gold string each (Press et al. 2023, MIT).
 
 Paper: the column "Bamboogle" (68.0 for Qwen2.5-7B, 76.0 for GenEnv 7B). Those figures are NOT
-string matching: the protocol the paper means is ToolRL's (benchmarks/Bamboogle; the paper writes
-ToRL, whose repository holds only mathematics). There a model may call a live Google search in up
-to four turns and GPT-4o judges "semantically the same?". Neither the search nor the judge can be
-reproduced offline, so compare our number with the paper's only with care.
+string matching: the paper means ToolRL's protocol (benchmarks/Bamboogle; it writes ToRL, whose
+repository holds only mathematics): up to four turns with a live Google search, and GPT-4o judges
+"semantically the same?". Neither can be reproduced offline, so compare our number with the paper's
+with care.
 
 Usage: python -m eval bamboogle --data DIR --model DIR
        python -m tests.verify bamboogle VERDICTS.jsonl --data DIR
 
-Deviations: one turn, no tools, a prompt worded anew. The answer is read by ToolRL's rule (the first
+Deviations: one turn, no tools, our own prompt. The answer is read by ToolRL's rule (the first
 <response>, else what follows </think>, else the whole text) and compared with the gold string.
-The headline metric is EM, because it is what Search-R1 publishes for offline question answering and
-has hardly any false positives. Cover-EM accepts nearly every text where the gold answer is the one
+The headline metric is EM, which Search-R1 publishes for offline question answering and which has
+hardly any false positives. Cover-EM accepts nearly every text where the gold answer is the one
 letter "l", "yesterday" where it is "Yes", and any text that lists enough names. EM is a lower and
 cover-EM (always reported next to it, with token F1) roughly an upper estimate of what a judge
 accepts. There is no training part: all 125 questions are the evaluation.
@@ -35,7 +35,7 @@ FILES = ("bamboogle.json", "data.json")  # ours, and the name in the ToolRL repo
 # ------------------------------------------------------------------------------------- data
 
 def load(folder) -> list[dict]:
-    """The 125 questions: {"id", "category", "question", "answer"}."""
+    """Return the 125 questions: {"id", "category", "question", "answer"}."""
     path = next((folder / name for name in FILES if (folder / name).is_file()), folder / FILES[0])
     return [{"id": f"bamboogle-{index:03d}", "category": "two-hop question",
              "question": row["Question"], "answer": row["Answer"]}
@@ -43,7 +43,7 @@ def load(folder) -> list[dict]:
 
 
 def prompt(record) -> list[dict]:
-    """Chat messages of the single-turn evaluation (no tools)."""
+    """Return chat messages of the single-turn evaluation (no tools)."""
     system = ("Answer the question from your own knowledge. Reason briefly between <think> and "
               "</think>, then write the answer alone, as short as possible (a name, a date, a "
               "number), between <response> and </response>.")
@@ -58,7 +58,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize(text: str) -> str:
-    """Lower case, ASCII punctuation deleted, articles blanked, white space collapsed.
+    """Lower case, delete ASCII punctuation, blank articles, collapse white space.
 
     The order matters: punctuation is deleted, not blanked, so "10.8" becomes "108".
     >>> normalize("The  U.S.A. (a country)")
@@ -68,10 +68,10 @@ def normalize(text: str) -> str:
 
 
 def metrics(prediction: str | None, golds) -> dict:
-    """em, cover_em, f1, precision, recall, each the best over the gold answers.
+    """Return em, cover_em, f1, precision, recall, each the best over the gold answers.
 
     prediction: answer text, None (nothing extracted) scores 0; golds: one text or a list of them.
-    Search-R1 and FlashRAG agree on all of it.
+    Search-R1 and FlashRAG agree on all of these.
     """
     golds = [golds] if isinstance(golds, str) else golds
     result = {"em": 0, "cover_em": 0, "f1": 0.0, "precision": 0.0, "recall": 0.0}
@@ -87,9 +87,9 @@ def metrics(prediction: str | None, golds) -> dict:
 
 
 def _token_overlap(predicted: str, answer: str) -> dict:
-    """Token precision, recall and F1 of two normalized texts."""
+    """Return token precision, recall and F1 of two normalized texts."""
     closed = ("yes", "no", "noanswer")
-    # a closed answer is right or wrong as a whole, a shared word in a longer text earns nothing
+    # A closed answer is right or wrong as a whole; a shared word earns nothing.
     if predicted != answer and (predicted in closed or answer in closed):
         return {}
     ours, theirs = predicted.split(), answer.split()
@@ -104,7 +104,7 @@ def _token_overlap(predicted: str, answer: str) -> dict:
 # ------------------------------------------------------------------------------- extraction
 
 def extract_toolrl(text: str) -> str:
-    """The answer of a ToolRL turn without a tool call.
+    """Return the answer of a ToolRL turn without a tool call.
 
     >>> extract_toolrl("<think>1812</think> <response> James Madison </response>")
     'James Madison'
@@ -117,18 +117,19 @@ def extract_toolrl(text: str) -> str:
 
 
 def extract_searchr1(text: str, minimum: int = 2) -> str | None:
-    """The last <answer>...</answer> of a Search-R1 transcript, None with fewer than `minimum`.
+    """Return the last <answer>...</answer> of a Search-R1 transcript, None with fewer than
+    `minimum`.
 
     The official rule wants two, since its prompt, part of the transcript, holds one as an example;
     pass minimum=1 for a response without its prompt.
     """
-    # cut by hand: a lazy regular expression is quadratic on many unclosed tags
+    # Cut by hand: a lazy regular expression is quadratic on many unclosed tags.
     answers = [answer.strip() for answer in between(text, "<answer>", "</answer>")]
     return answers[-1] if len(answers) >= minimum else None
 
 
 def score(record, response: str, extraction: str = "toolrl") -> Verdict:
-    """One single-turn response. ok and score: EM; extra: all metrics and the extracted answer.
+    """Return the verdict on one response. ok, score: EM; extra: all metrics, the extracted answer.
 
     extraction: "toolrl" (what `prompt` asks for) or "searchr1" (<answer> tags).
     """

@@ -1,12 +1,12 @@
-"""BFCL (Berkeley Function Calling Leaderboard): is the function call right?
+"""Score BFCL (Berkeley Function Calling Leaderboard): is the function call right?
 
-Paper: the column "BFCL" of the results table. The paper says that it takes the long-context subset
-"each turn independently" and no more. Our reading, the default here: turn i is asked with the
-function documents, and with the user messages, ground-truth calls and their results of all turns
-before it; 734 turns, of which 3 expect no call and are left out: 731. The paper's 7.0 for
-Qwen2.5-7B-Instruct equals the leaderboard's *whole-conversation* score (14 of 200 conversations),
-while its 41.8 for GenEnv is not a k/200 and fits 310/742 (the non-empty turns of the data before
-2025-11-07). The two may not compare like with like, and neither is the baseline of our figure.
+Paper: the column "BFCL" of the results table. The paper says only that it takes the long-context
+subset "each turn independently". Our reading, the default here: turn i is asked with the function
+documents, and with the user messages, ground-truth calls and their results of all turns before it;
+734 turns, of which 3 expect no call and are left out: 731. The paper's 7.0 for Qwen2.5-7B-Instruct
+equals the leaderboard's *whole-conversation* score (14 of 200 conversations), while its 41.8 for
+GenEnv is not a k/200 and fits 310/742 (the non-empty turns of the data before 2025-11-07). The two
+may not compare like with like, and neither is the baseline of our figure.
 
 Usage: `python -m eval bfcl --data DIR --model M`. `python -m eval.bfcl DIR` makes the file
 derived/long_context_turns.jsonl from the official questions and answers (needs `bfcl-eval`).
@@ -77,7 +77,7 @@ MAX_CALLS = 200           # per turn; the longest ground truth has 34
 
 
 class Undecodable(ValueError):
-    """The text is not a list of calls; the message says why."""
+    """The text is not a list of calls; the message gives the reason."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -85,13 +85,13 @@ class Undecodable(ValueError):
 
 
 def decode(text: str, fmt: str | None = None) -> list:
-    """Calls of a response as (name, arguments) pairs, its reasoning left out. Raises Undecodable.
+    """Return a response's calls as (name, arguments) pairs, without reasoning. Raises Undecodable.
 
     fmt: "prompt" (`[f(a=1)]`), "qwen_fc" (`<tool_call>` blocks), None = by the look of the text.
     """
     if len(text) > MAX_TEXT:
         raise Undecodable(f"longer than {MAX_TEXT} characters")
-    # reasoning ends at the last </think>, as in the official handler of Qwen models
+    # Reasoning ends at the last </think>, as in the official handler of Qwen models.
     answer = text.rpartition("</think>")[2].lstrip("\n")
     if fmt is None:
         fmt = "qwen_fc" if "<tool_call>" in answer else "prompt"
@@ -99,47 +99,48 @@ def decode(text: str, fmt: str | None = None) -> list:
 
 
 def decode_prompt(text: str) -> list:
-    """Calls of the prompt format: one Python list of calls, read but never evaluated."""
+    """Return calls of the prompt format: one Python list of calls, read but never evaluated."""
     text = text.strip("`\n ")
     if not text.startswith("["):
         text = "[" + text
     if not text.endswith("]"):
         text = text + "]"
     try:
-        # invalid escapes in a string only warn; a caller's warning filter must not change verdicts
+        # Invalid escapes in a string only warn; a caller's warning filter must not change verdicts.
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             body = ast.parse(text, mode="eval").body
-        # a list, or a tuple where a comment ends the text; else nothing that holds calls
+        # Take a list, or the tuple that results if a comment ends the text; nothing else holds
+        # calls.
         items = getattr(body, "elts", [None])
         if not all(isinstance(item, ast.Call) for item in items):
             raise Undecodable("not a list of calls")
         return [call_of(item) for item in items]
     except (SyntaxError, ValueError, TypeError, AttributeError, ArithmeticError, RecursionError,
             MemoryError) as error:
-        # NUL bytes, lone surrogates, 10,000 brackets, 5,000-digit integers, 1/0, {[]: 1}...
+        # This catches NUL bytes, lone surrogates, 10,000 brackets, 5,000-digit integers, 1/0...
         raise Undecodable(f"not Python literals: {brief(error, 80)}") from None
 
 
 def call_of(node: ast.Call) -> tuple:
-    """(dotted name, keyword arguments) of a call; positional arguments are dropped."""
+    """Return (dotted name, keyword arguments) of a call; positional arguments are dropped."""
     parts, func = [], node.func
     while isinstance(func, ast.Attribute):
         parts.append(func.attr)
         func = func.value
     if isinstance(func, ast.Name):
         parts.append(func.id)
-    # `**{...}` has the name None, which no document knows; of a repeated keyword the last counts
+    # `**{...}` has the name None, which no document knows; the last of repeated keywords counts.
     return ".".join(reversed(parts)), {k.arg: value_of(k.value) for k in node.keywords}
 
 
 def value_of(node):
-    """The value of an argument as the official decoder sees it; raises on what it refuses."""
+    """Return an argument's value as the official decoder sees it; raises on what it refuses."""
     match node:
         case ast.Constant():
             return "..." if node.value is Ellipsis else node.value
         case ast.UnaryOp(operand=ast.Constant(value=value)):
-            return -value                      # whatever the operator: `+5` is -5 there too
+            return -value                      # for any operator: `+5` is -5 there too
         case ast.List():
             return [value_of(item) for item in node.elts]
         case ast.Tuple():
@@ -166,7 +167,7 @@ BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
 
 
 def fold(node):
-    """Arithmetic of plain numbers (`2**10`, `-3 * 1.5`)."""
+    """Return the value of arithmetic on plain numbers (`2**10`, `-3 * 1.5`)."""
     match node:
         case ast.Constant(value=int() | float()):
             return node.value
@@ -174,7 +175,7 @@ def fold(node):
             return -fold(node.operand)
         case ast.BinOp() if type(node.op) in BINARY:
             left, right = fold(node.left), fold(node.right)
-            # 9**9**9 would fill the memory; sums and products stay as short as the text
+            # 9**9**9 would fill the memory; sums and products stay as short as the text.
             if isinstance(node.op, ast.Pow) and (abs(left) > 10**6 or abs(right) > 100):
                 raise Undecodable("a power too large")
             return BINARY[type(node.op)](left, right)
@@ -182,7 +183,8 @@ def fold(node):
 
 
 def decode_qwen(text: str) -> list:
-    """Calls of `<tool_call>` blocks, newlines needed; blocks that are not JSON are skipped."""
+    """Return calls of `<tool_call>` blocks, newlines needed; blocks that aren't JSON are
+    skipped."""
     calls = []
     for block in between(text, "<tool_call>\n", "\n</tool_call>"):
         try:
@@ -206,7 +208,7 @@ PYTHON_TYPE = {"string": str, "any": str, "integer": int, "float": float, "boole
 
 
 def check_ast(record: dict, calls: list) -> str:
-    """Why the calls are wrong, or "" (rules 1 and 2)."""
+    """Return why the calls are wrong, or "" (rules 1 and 2)."""
     expected = record["ground_truth"]
     if len(calls) != len(expected):
         return f"{len(calls)} calls where {len(expected)} are expected"     # rule 1
@@ -221,12 +223,12 @@ def check_ast(record: dict, calls: list) -> str:
 
 
 def find(docs: list, name: str) -> dict:
-    """The function document of that name."""
+    """Return the function document of that name."""
     return next(doc for doc in docs if doc["name"] == name)
 
 
 def check_call(doc: dict, call: tuple, answer: dict) -> str:
-    """Why one call is wrong, or "" (rule 2)."""
+    """Return why one call is wrong, or "" (rule 2)."""
     name, arguments = call
     alternatives = next(iter(answer.values()))
     if name != doc["name"]:
@@ -247,7 +249,7 @@ def check_call(doc: dict, call: tuple, answer: dict) -> str:
 
 
 def value_matches(doc: dict, value, listed: list) -> bool:
-    """Whether a value has the right type and is among the listed ones (rules 3-6)."""
+    """Return whether a value has the right type and is listed (rules 3-6)."""
     kind = doc["type"]
     expected = PYTHON_TYPE[kind]
     if kind == "tuple" and type(value) is tuple:
@@ -272,11 +274,11 @@ def value_matches(doc: dict, value, listed: list) -> bool:
     try:
         return listed_value(expected, item_type, value, listed)
     except (TypeError, AttributeError, KeyError, IndexError):
-        return False        # the official checker stops here: answers of mixed types
+        return False        # the official checker stops here, at answers of mixed types
 
 
 def items_fit(value: list, alternative, item_type) -> bool:
-    """Rule 4: all items have the document's type or that of the alternative's first item."""
+    """Apply rule 4: all items have the document's type or that of the alternative's first item."""
     if not isinstance(alternative, list):
         return True
     allowed = {item_type, *[type(a) for a in alternative if a != ""][:1]}
@@ -284,7 +286,7 @@ def items_fit(value: list, alternative, item_type) -> bool:
 
 
 def listed_value(expected, item_type, value, listed: list) -> bool:
-    """Rule 6: the comparison by type."""
+    """Apply rule 6: the comparison by type."""
     if expected is dict:
         return any(dict_matches(value, a) for a in listed if a != "")
     if expected is list and item_type is dict:
@@ -298,14 +300,14 @@ def listed_value(expected, item_type, value, listed: list) -> bool:
 
 
 def dicts_match(values: list, alternatives: list) -> bool:
-    """As many dictionaries, each matching the one at its place."""
+    """Return whether both lists are equally long and match dictionary by dictionary."""
     if len(alternatives) != len(values):
         return False
     return all(a != "" and dict_matches(v, a) for v, a in zip(values, alternatives))
 
 
 def dict_matches(value: dict, alternative: dict) -> bool:
-    """Keys known, values listed (normalised), absent keys list ""."""
+    """Return whether keys are known, values listed (normalised), and absent keys list ""."""
     for key, item in value.items():
         if key not in alternative or plain(item) not in [plain(a) for a in alternative[key]]:
             return False
@@ -313,7 +315,7 @@ def dict_matches(value: dict, alternative: dict) -> bool:
 
 
 def plain(value):
-    """Strings without ` ,./-_*^`, in lower case, `'` as `"`; all else as it is."""
+    """Return strings without ` ,./-_*^`, in lower case, `'` as `"`; all else unchanged."""
     if type(value) is not str:
         return value
     return re.sub(r"[ ,./\-_*^]", "", value).lower().replace("'", '"')
@@ -327,17 +329,17 @@ FUNCTION_DOCS = {"GorillaFileSystem": "gorilla_file_system", "MathAPI": "math_ap
                  "MessageAPI": "message_api", "TwitterAPI": "posting_api",
                  "TicketAPI": "ticket_api", "TradingBot": "trading_bot",
                  "TravelAPI": "travel_booking", "VehicleControlAPI": "vehicle_control"}
-# what a function may do to the public state, from the function documents
+# What a function may do to the public state follows from the function documents.
 READS = re.compile(r"""get_|list_|view_|search_|estimate_|filter_|find|.*_login_status$|pwd$|ls$
     |cat$|wc$|sort$|grep$|tail$|diff$|du$|displayCarStatus$|display_log$|check_tire_pressure$
     |compute_exchange_rate$|verify_traveler_information$|notify_price_change$|retrieve_invoice$
     |contact_customer_support$|gallon_to_liter$|liter_to_gallon$""", re.VERBOSE)
-# reads whose answer no call of the conversation can change
+# No call of the conversation can change what these reads return.
 CONSTANT = re.compile(r"""get_(stock_info|symbol_by_name|available_stocks|flight_cost|current_time
     |nearest_airport_by_city|zipcode_based_on_city|outside_temperature.*)$|filter_stocks_by_price$
     |list_all_airports$|compute_exchange_rate$|estimate_distance$|gallon_to_liter$
     |liter_to_gallon$""", re.VERBOSE)
-# repeated with the same arguments these add a second entry; the others leave or refuse
+# Repeated with the same arguments these add a second entry; the others do nothing or refuse.
 NOT_IDEMPOTENT = {"send_message", "delete_message", "post_tweet", "comment", "mention",
                   "create_ticket", "place_order", "fund_account", "withdraw_funds", "book_flight",
                   "register_credit_card", "purchase_insurance", "fillFuelTank"}
@@ -348,15 +350,15 @@ LOGIN = {"TicketAPI": ("current_user", "ticket_login", {"create_ticket"}),
                         {"post_tweet", "retweet", "comment", "follow_user", "unfollow_user"}),
          "TradingBot": ("authenticated", "trading_login",
                         {"place_order", "cancel_order", "fund_account", "withdraw_funds"})}
-MISSING = object()  # the default of an argument without one: it equals no value
-# arguments that name something which exists already; a name never heard of makes the call fail
+MISSING = object()  # the default of arguments without one: equals no value
+# These arguments name something that must exist; with an unknown name the call fails.
 LOOKED_UP = {"access_token", "stock", "symbol", "source", "folder", "ticket_id", "order_id",
              "booking_id", "card_id", "receiver_id"}
 LOOKED_UP_BY = {"rm": {"file_name"}, "rmdir": {"dir_name"}}
 
 
 def decode_steps(response, fmt=None) -> list[list]:
-    """The calls of each step of a turn; steps that do not decode are text to the user."""
+    """Return the calls of each step of a turn; steps that do not decode are text to the user."""
     steps = []
     for step in response[:MAX_CALLS] if isinstance(response, list) else [response]:
         with suppress(Undecodable):
@@ -365,17 +367,17 @@ def decode_steps(response, fmt=None) -> list[list]:
 
 
 def only_reads(name: str, owner: dict) -> bool:
-    """Whether a function leaves the public state and the current directory as they are."""
+    """Return whether a function leaves the public state and the current directory unchanged."""
     return owner[name] == "MathAPI" or bool(READS.match(name))
 
 
 def turn_calls(record: dict) -> list:
-    """Ground-truth calls of a turn as (name, arguments)."""
+    """Return the ground-truth calls of a turn as (name, arguments)."""
     return [decode_prompt(call)[0] for call in record["gt_calls_kw"]]
 
 
 def key_of(call: tuple, doc: dict) -> tuple:
-    """A call in comparable form: defaults left out; True, 1 and (for integers) 1.0 differ."""
+    """Return a call in comparable form, without defaults; True, 1 and (for integers) 1.0 differ."""
     name, arguments = call
     properties = doc["parameters"]["properties"]
     kept = {}
@@ -383,7 +385,7 @@ def key_of(call: tuple, doc: dict) -> tuple:
         spec = properties[argument]
         if type(value) is int and spec["type"] == "float" and abs(value) < 1e300:
             value = float(value)
-        # 2.0 finds what is filed under 2; elsewhere an integer shows up in the result as it is
+        # As a key 2.0 finds what is filed under 2; elsewhere the result shows the difference.
         is_key = name.startswith("get_") and argument.endswith("_id")
         if is_key and type(value) is float and value.is_integer():
             value = int(value)
@@ -399,7 +401,7 @@ def key_of(call: tuple, doc: dict) -> tuple:
 
 
 def can_run(call: tuple, record: dict, logins: set) -> bool:
-    """Whether a call is not bound to fail: documented, complete, logged in, known things only."""
+    """Return whether a call may succeed: documented, complete, logged in, known things only."""
     name, arguments = call
     if name not in record["owner"]:
         return False
@@ -419,26 +421,26 @@ def can_run(call: tuple, record: dict, logins: set) -> bool:
 
 
 def is_known(value, text: str) -> bool:
-    """Whether a name or number occurs, as a word, in what the conversation has shown so far."""
+    """Return whether a name or number occurs, as a word, in the conversation so far."""
     if type(value) is int and abs(value) < 10**18:
         value = str(value)
     if not isinstance(value, str):
         return isinstance(value, float)        # 2.0 may name what is filed under 2
     if value in ("", ".."):
         return value == ".."
-    # the plain test first: it is fast, and a response may hold many unknown names
+    # Try the plain test first: it is fast, and a response may hold many unknown names.
     return value in text and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
 
 
 class Step(NamedTuple):
-    """A call that can run, as far as it matters to the state of its class."""
+    """A call that can run: what matters to the state of its class."""
     key: tuple     # the call in comparable form
     name: str
     changes: bool  # whether it may change the state or move
-    result: str    # what it returned, of a call of the ground truth
+    result: str    # what a ground-truth call returned
 
     def moment(self, changes: int) -> int:
-        """Return after how many changes its answer is the same: it may be constant."""
+        """Return the number of earlier changes that its answer reflects; 0 if it is constant."""
         return 0 if CONSTANT.match(self.name) else changes
 
 
@@ -450,7 +452,7 @@ def match_class(steps: list, expected: list, made: set) -> tuple[str, list]:
     """
     changes = [step.key for step in expected if step.changes]
     reads = {step.key for step in expected if not step.changes}
-    # follow the model: each step is the next change, a read, or one that leaves the state as it is
+    # Follow the model: each step is the next change, a read, or leaves the state unchanged.
     done, answers = 0, Counter()
     for step in steps:
         if done < len(changes) and step.key == changes[done]:
@@ -465,7 +467,7 @@ def match_class(steps: list, expected: list, made: set) -> tuple[str, list]:
             return f"{step.name} changes the state and is not expected here", []
     if done < len(changes):
         return f"{changes[done][0]} with the expected arguments is missing", []
-    # follow the ground truth: each of its reads needs an answer from the same moment
+    # Follow the ground truth: each of its reads needs an answer from the same moment.
     missing, done = [], 0
     for step in expected:
         if step.changes:
@@ -497,7 +499,7 @@ def check_turn(record: dict, calls: list) -> str:
             logins.add(name)
     for call, result in zip(truth, record["gt_results"]):
         name = call[0]
-        # a call that failed left the state as it was
+        # A failed call left the state unchanged.
         failed = result.startswith(('{"error"', "Error during"))
         changes = not (failed or only_reads(name, owner))
         expected[owner[name]].append(Step(key_of(call, docs[name]), name, changes, result))
@@ -509,7 +511,7 @@ def check_turn(record: dict, calls: list) -> str:
         if reason:
             return reason
         missing += unanswered
-    # a result that was returned before the turn need not be asked for again
+    # The model need not ask again for a result returned before the turn.
     before = Counter(record["earlier_results"])
     for step in missing:
         if not before[step.result]:
@@ -523,7 +525,7 @@ def check_turn(record: dict, calls: list) -> str:
 
 
 def simulator():
-    """The official checker's modules (executor, checker); UserError when they are not there."""
+    """Return the official checker's modules (executor, checker). Raises UserError without them."""
     try:
         from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker, multi_turn_utils
     except ImportError as error:
@@ -533,7 +535,7 @@ def simulator():
 
 
 def call_text(name: str, arguments: dict) -> str:
-    """A call as Python writes it."""
+    """Return a call as Python writes it."""
     written = ", ".join(f"{argument}={value!r}" for argument, value in arguments.items())
     return f"{name}({written})"
 
@@ -542,7 +544,7 @@ NO_CALL = "no_such_function()"
 
 
 def safe_call(call: tuple, names) -> str:
-    """The call as text for the executor: documented names and plain data only.
+    """Return the call as text for the executor: documented names and plain data only.
 
     Anything else becomes a call that fails there, so that no model text is ever evaluated.
     """
@@ -557,7 +559,7 @@ def safe_call(call: tuple, names) -> str:
 
 
 def score_official(record: dict, response, fmt=None) -> Verdict:
-    """Verdict of the official simulator on one long-context turn; earlier turns from ground truth.
+    """Return the official simulator's verdict on a long-context turn after ground-truth turns.
 
     Raises UserError if bfcl-eval is not installed.
     """
@@ -573,7 +575,7 @@ def score_official(record: dict, response, fmt=None) -> Verdict:
         result = checker.multi_turn_checker(turns, earlier + [record["gt_calls"]], entry,
                                             LONG_CONTEXT, "genenv")
     finally:
-        # the executor keeps the instances of a run in its module; the next run has its own
+        # Delete the instances that the executor keeps in its module: the next run needs new ones.
         for name in [n for n in vars(utils) if "_run_" in n]:
             delattr(utils, name)
     ok = bool(result["valid"])
@@ -604,7 +606,7 @@ def make_turns(data) -> int:
 
 
 def keywords(call: str, order: dict) -> str:
-    """A ground-truth call with its positional arguments named after the function document."""
+    """Return a ground-truth call with positional arguments named as in the function document."""
     node = ast.parse(call, mode="eval").body
     named = dict(zip(order[node.func.id], map(ast.literal_eval, node.args)))
     named |= {k.arg: ast.literal_eval(k.value) for k in node.keywords}
@@ -616,7 +618,7 @@ def keywords(call: str, order: dict) -> str:
 
 
 def load(folder, split: str = "test", categories=None) -> list[dict]:
-    """Records of BFCL.
+    """Return records of BFCL.
 
     split "test": the 731 long-context turns; "train": the single-turn Python categories.
     categories: others instead.
@@ -627,7 +629,8 @@ def load(folder, split: str = "test", categories=None) -> list[dict]:
 
 
 def load_category(folder: Path, category: str) -> list[dict]:
-    """All records of one category; single-turn: id, category, question, function, ground_truth."""
+    """Return the records of a category; single-turn: id, category, question, function,
+    ground_truth."""
     if category == LONG_CONTEXT:
         return load_turns(folder)
     if category in RELEVANCE_CATEGORIES:
@@ -638,7 +641,7 @@ def load_category(folder: Path, category: str) -> list[dict]:
 
 
 def with_answers(folder: Path, category: str) -> list[tuple]:
-    """(question record, ground truth) pairs of a category; the two files go by id."""
+    """Return (question record, ground truth) pairs of a category, matched by id."""
     name = f"BFCL_v4_{category}.json"
     answers = {row["id"]: row["ground_truth"]
                for row in read_rows(folder / "possible_answer" / name)}
@@ -646,7 +649,7 @@ def with_answers(folder: Path, category: str) -> list[tuple]:
 
 
 def function_docs(folder: Path) -> dict:
-    """{class name: function documents}, the field `response` left out (half of the tokens)."""
+    """Return {class name: function documents} without `response`, half of the tokens."""
     docs = {}
     for name, file in FUNCTION_DOCS.items():
         rows = read_rows(folder / "multi_turn_func_doc" / f"{file}.json")
@@ -655,7 +658,7 @@ def function_docs(folder: Path) -> dict:
 
 
 def load_turns(folder: Path) -> list[dict]:
-    """All long-context turns (734), each with what came before it (teacher forcing)."""
+    """Return all 734 long-context turns, each with what came before it (teacher forcing)."""
     path = folder / "derived" / "long_context_turns.jsonl"
     if not path.is_file():
         raise UserError(f"{path}: no such file; `python -m eval.bfcl DIR` makes it")
@@ -670,9 +673,9 @@ def load_turns(folder: Path) -> list[dict]:
 
 
 def turn_record(row: dict, before: list, docs: dict, entry: dict) -> dict:
-    """One long-context turn with its history, documents and what the scorer wants to know."""
+    """Return one long-context turn with its history, documents and what the scorer needs."""
     record = {"id": f"{row['id']}:{row['turn']}", "category": LONG_CONTEXT}
-    # what is asked, and with which functions; some of them are hidden from the model
+    # Set what is asked, and with which functions; some are hidden from the model.
     hidden = entry.get("excluded_function", [])
     functions = [doc for name in row["involved_classes"] for doc in docs[name]]
     record["user"] = "\n".join(row["user"])
@@ -680,20 +683,20 @@ def turn_record(row: dict, before: list, docs: dict, entry: dict) -> dict:
     record["function"] = functions
     record["owner"] = {doc["name"]: name for name in row["involved_classes"] for doc in docs[name]}
     record["shown"] = [doc for doc in functions if doc["name"] not in hidden]
-    # the ground truth of this turn, and of those before it
+    # Set the ground truth of this turn, and of those before it.
     for key in ("gt_calls", "gt_calls_kw", "gt_results"):
         record[key] = row[key]
     record["before"] = before[:]
     record["earlier_results"] = [result for turn in before for result in turn["gt_results"]]
     record["made"] = [decode_prompt(call)[0] for turn in before for call in turn["gt_calls_kw"]]
-    # who is logged in: from the start, or by an earlier call
+    # Set who is logged in, from the start or by an earlier call.
     start = entry["initial_config"]
     record["initial_config"] = start
     record["logins"] = {call.split("(")[0] for turn in before for call in turn["gt_calls"]}
     record["logged_in"] = {
         name for name, (key, _, _) in LOGIN.items() if start.get(name, {}).get(key)
     }
-    # where a token or a symbol may have come from: configuration, users, calls, results
+    # Set where tokens and symbols may have come from: configuration, users, calls, results.
     record["known"] = json.dumps([start, before, row], ensure_ascii=False)
     return record
 
@@ -714,7 +717,7 @@ The results of earlier calls are given to you.
 
 
 def prompt(record: dict) -> list[dict]:
-    """Chat messages of a record; documents in the system message, history as a conversation."""
+    """Return chat messages; documents in the system message, history as a conversation."""
     turns = record["category"] == LONG_CONTEXT
     docs = record["shown"] if turns else record["function"]
     system = INSTRUCTIONS + (INSTRUCTIONS_TURNS if turns else "") + "\nFunctions:\n" \
@@ -728,7 +731,7 @@ def prompt(record: dict) -> list[dict]:
     for past in record["before"]:
         messages.append({"role": "user", "content": "\n".join(past["user"])})
         if past["gt_calls_kw"]:
-            # results come in a user message: not every chat template knows the role "tool"
+            # Results come in a user message: not every chat template knows the role "tool".
             calls, returned = ", ".join(past["gt_calls_kw"]), "\n".join(past["gt_results"])
             messages += [{"role": "assistant", "content": f"[{calls}]"},
                          {"role": "user", "content": f"Results:\n{returned}"},
@@ -741,7 +744,7 @@ def prompt(record: dict) -> list[dict]:
 
 
 def score(record: dict, response, fmt: str | None = None, official: bool = False) -> Verdict:
-    """Verdict on one response; pure, raises on no text, evaluates nothing.
+    """Return the verdict on one response; pure, raises on no text, evaluates nothing.
 
     response: text, or for a long-context turn also a list of texts (steps). fmt: see decode.
     official: a long-context turn goes to the official simulator.
@@ -766,9 +769,9 @@ def score(record: dict, response, fmt: str | None = None, official: bool = False
 
 
 def base_task(record: dict) -> dict | None:
-    """A single-turn record as base task {"task", "tools", "calls"}.
+    """Return a single-turn record as base task {"task", "tools", "calls"}.
 
-    None for those asked in several messages, and where no response passes.
+    Returns None if it is asked in several messages, or if no response passes.
     """
     asked, calls = record["question"][0], gold_calls(record)
     if len(asked) != 1 or asked[0]["role"] != "user" or check_ast(record, calls):
@@ -780,9 +783,9 @@ def base_task(record: dict) -> dict | None:
 
 
 def gold_calls(record: dict) -> list[tuple]:
-    """The ground truth as calls: of every argument the first alternative that passes.
+    """Return the ground truth as calls, with the first alternative that passes for each argument.
 
-    Arguments that may be left out ("" is listed) are left out, unless the document requires them.
+    Optional arguments ("" is listed) are left out, unless the document requires them.
     """
     calls = []
     for answer in record["ground_truth"]:
@@ -792,9 +795,9 @@ def gold_calls(record: dict) -> list[tuple]:
         for argument, alternatives in listed.items():
             if "" in alternatives and argument not in parameters.get("required", []):
                 continue
-            # an answer may name an argument that the document lacks: then nothing can pass
+            # An answer may name an argument that the document lacks: then nothing can pass.
             spec = parameters["properties"].get(argument, {"type": "any"})
-            # and a required list whose answer lists "" is passed by the empty list
+            # A required list whose answer lists "" is passed by the empty list.
             values = [settle(a) for a in alternatives] + [[]]
             arguments[argument] = next(
                 (v for v in values if value_matches(spec, v, alternatives)), values[0])
@@ -803,7 +806,7 @@ def gold_calls(record: dict) -> list[tuple]:
 
 
 def settle(value):
-    """A ground-truth alternative as a plain value: its dicts hold lists of alternatives."""
+    """Return a ground-truth alternative as a plain value: its dicts hold lists of alternatives."""
     if isinstance(value, dict):
         return {k: v[0] for k, v in value.items() if v and v[0] != ""}
     if isinstance(value, list):
@@ -812,7 +815,7 @@ def settle(value):
 
 
 def json_schema(spec: dict) -> dict:
-    """A BFCL parameter document as JSON schema: dict, float, tuple and any by their JSON names."""
+    """Return a BFCL parameter document as JSON schema: dict, float, tuple, any by JSON names."""
     names = {"dict": "object", "float": "number", "tuple": "array"}
     schema = {k: v for k, v in spec.items() if k in ("description", "enum", "default", "required")}
     if spec.get("type") not in (None, "any"):

@@ -1,4 +1,4 @@
-"""What the benchmark modules share: verdicts, data files, the summary of a run.
+"""Define what the benchmark modules share: verdicts, data files, the summary of a run.
 
 Each benchmark is one flat module with the same few functions:
 
@@ -27,7 +27,7 @@ from errors import one_line
 class Verdict:
     """The result of one response.
 
-    ok: the benchmark's own pass/fail; score: in [0, 1], what the mean is taken of;
+    ok: the benchmark's own pass/fail; score: in [0, 1], averaged over responses;
     reason: one plain sentence; extra: further metrics of the benchmark (F1, per-constraint...).
     """
     ok: bool
@@ -37,7 +37,7 @@ class Verdict:
 
 
 def verdict(reason: str, right: str) -> Verdict:
-    """Pass or fail from the reason of failure; "" is a pass, whose reason is `right`."""
+    """Return a verdict from the reason of failure; "" is a pass, whose reason is `right`."""
     return Verdict(not reason, float(not reason), reason or right)
 
 
@@ -47,7 +47,7 @@ def verdict(reason: str, right: str) -> Verdict:
 
 def load_records(module, data, **options) -> list[dict]:
     """Return the records of one benchmark, from the folder `data`/NAME. Raises UserError if they
-    are not there, or lack what the module asks for."""
+    are missing or incomplete."""
     folder = Path(data) / module.NAME
     with one_line(folder, "is malformed"):
         return module.load(folder, **options)
@@ -75,12 +75,12 @@ def brief(text, width: int = 160) -> str:
     """Return a text, or that of an exception, on one printable line of at most `width`
     characters."""
     words = (str(text) or type(text).__name__).split()
-    # model text may hold lone surrogates
+    # Model text may hold lone surrogates.
     return " ".join(words)[:width].encode("utf-8", "backslashreplace").decode()
 
 
 def between(text: str, opening: str, closing: str):
-    """What stands between `opening` and the next `closing`, again and again, in linear time."""
+    """Yield each text between `opening` and the next `closing`, in linear time."""
     end = 0
     while (start := text.find(opening, end)) >= 0:
         start += len(opening)
@@ -96,7 +96,7 @@ def between(text: str, opening: str, closing: str):
 
 
 def spread(records: list, limit) -> list:
-    """At most `limit` records at equal distances in their order; None: all of them."""
+    """Return at most `limit` records, evenly spread; None: all of them."""
     if limit is None or limit >= len(records):
         return records
     return [records[i * len(records) // limit] for i in range(limit)]
@@ -108,9 +108,9 @@ def mean_score(verdicts) -> float:
 
 
 def bootstrap(verdicts: list, overall) -> tuple[float, float]:
-    """Percentile interval (95 %) of overall(verdicts) over verdicts drawn with replacement.
+    """Return the 95 % percentile interval of overall(verdicts), drawn with replacement.
 
-    It has no width where all verdicts are equal (0 % and 100 %).
+    It has no width if all verdicts are equal.
     """
     picks = np.random.default_rng(0).integers(0, len(verdicts), (1000, len(verdicts)))
     low, high = np.percentile([overall([verdicts[i] for i in row]) for row in picks], [2.5, 97.5])
@@ -118,9 +118,9 @@ def bootstrap(verdicts: list, overall) -> tuple[float, float]:
 
 
 def results(records: list, verdicts: list, overall) -> dict:
-    """{"score", "n", "interval_95", "categories", "metrics"} of one benchmark, in percent.
+    """Return {"score", "n", "interval_95", "categories", "metrics"} of a benchmark, in percent.
 
-    metrics: means of the numbers in the verdicts' extra, as they are.
+    metrics: means of the numbers in the verdicts' extra, not in percent.
     """
     groups = {}
     for record, one in zip(records, verdicts):

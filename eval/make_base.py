@@ -1,4 +1,4 @@
-"""python -m eval.make_base: base tasks for training from what a benchmark does not evaluate.
+"""Make base tasks for training from what a benchmark does not evaluate.
 
 Paper: its base set (544 samples) was never published.
 
@@ -10,8 +10,8 @@ Usage:
 BENCH is bfcl (the single-turn Python categories; the evaluation is the long-context turns) or
 travelplanner (the 45 training queries). One JSON object per line: {"task", "tools"?, "calls"?,
 "reference"?}, the format that worlds/tool_calls.py documents; records that its reader would refuse
-are left out and counted. A record whose id or request is in the evaluation part ends the program
-with nothing written: the check looks at the texts, whatever the benchmark module promises.
+are left out and counted. If the id or request of a record is in the evaluation part, the program
+stops and writes nothing: it compares texts, and does not trust the benchmark module.
 """
 import json
 import sys
@@ -50,7 +50,7 @@ def run(argv) -> int:
 
 
 def base_tasks(bench: str, data) -> tuple[list, Counter]:
-    """(distinct base tasks, records left out by reason) of the training part of a benchmark.
+    """Return (distinct base tasks, records left out by reason) of a benchmark's training part.
 
     Raises UserError if a record is in the evaluation part.
     """
@@ -71,15 +71,15 @@ def base_tasks(bench: str, data) -> tuple[list, Counter]:
         if fault := unreadable(task):
             faults[fault] += 1
         else:
-            # duplicates of a task would weigh double in the base set
+            # Drop duplicates, which would count twice in the base set.
             tasks[json.dumps(task, sort_keys=True)] = task
     return list(tasks.values()), faults
 
 
 def unreadable(task: dict) -> str:
-    """What the reader of --base-tasks says against a task, or ""."""
+    """Return why the reader of --base-tasks refuses a task, or ""."""
     try:
-        # as strictly as a task that a simulator wrote: its text must ask for something
+        # Check as strictly as a simulator's task: its text must ask for something.
         make_task(task, "env")
     except InvalidTask as fault:
         return str(fault)
@@ -87,7 +87,7 @@ def unreadable(task: dict) -> str:
 
 
 def marks(record: dict, request: str) -> set:
-    """What tells a record: its id, and its requests without case and spacing."""
+    """Return what identifies a record: its id, and its requests without case and spacing."""
     requests = [request, *(record[key] for key in ("user", "query") if key in record)]
     return {record["id"], *(" ".join(text.casefold().split()) for text in requests)}
 

@@ -1,31 +1,30 @@
-"""TravelPlanner, sole-planning (Xie et al. 2024; code MIT, data CC-BY-4.0).
+"""Score TravelPlanner, sole-planning (Xie et al. 2024; code MIT, data CC-BY-4.0).
 
 Paper: the column "TravelPlanner" (14.3 for Qwen2.5-7B, 16.6 for GenEnv 7B). A model sees a travel
 request with all reference information and writes a day-by-day plan; the plan is checked against
-eight commonsense and, if it holds up, five hard constraints. The paper's number is the mean of four
-rates on the 180 validation queries: commonsense micro and macro, hard micro and macro. The paper
-does not say which version of the within-city rule it ran: `fixed=False` (default, the code behind
-the figures published up to 2025-11-07) tests a stay day's city character by character, `fixed=True`
-is the upstream one-line repair of that date. Nor does it say whether its figure is sole-planning or
-two-stage: sole-planning, which needs no tools, is scored here.
+eight commonsense constraints and, if it gets that far, five hard ones. The paper's number is the
+mean of four rates on the 180 validation queries: commonsense micro and macro, hard micro and macro.
+The paper does not say which version of the within-city rule it ran: `fixed=False` (default, the
+code behind the figures published up to 2025-11-07) tests a stay day's city character by character,
+`fixed=True` is the upstream one-line repair of that date. Nor does it say whether its figure is
+sole-planning or two-stage: sole-planning, which needs no tools, is scored here.
 
 Usage: python -m eval travelplanner --data DIR --model DIR [--variant fixed]
        python -m tests.verify travelplanner VERDICTS.jsonl --data DIR
 
 A plan is a list of days; a day is an object with the text values days, current_city,
 transportation, breakfast, attraction, lunch, dinner, accommodation ("-": nothing). `parse_plan`
-says how one is read out of a response.
+reads one from a response.
 
 Deviations:
 * The official pipeline asks for free text and lets GPT-4 turn it into JSON; `prompt` asks for the
   JSON itself, in our own words, so that no second model is needed.
-* The reference information in the prompt leaves out the columns that no rule reads (coordinates,
-  addresses, web sites, ratings): 10,600 characters on average where the official tables have
-  26,300.
+* The reference information in the prompt omits columns that no rule reads (coordinates, addresses,
+  web sites, ratings): 10,600 characters on average instead of 26,300.
 * Only JSON is read: a plan written as a Python literal counts as not delivered.
 * A plan on which the official evaluator stops with an exception fails, with the reason.
-* The official flight table has 4 million rows. With the subset that holds just the flights which
-  the reference information shows, an invented number is "not in the database" all the same.
+* The official flight table has 4 million rows. With the subset of flights that the
+  reference information shows, an invented number is "not in the database" just the same.
 """
 import ast
 import csv
@@ -43,7 +42,7 @@ from eval.common import Verdict, read_rows, unzipped
 NAME = "travelplanner"
 PAPER = {"Qwen2.5-7B": 14.3, "GenEnv 7B": 16.6}
 MAX_NEW_TOKENS = 2048  # the longest training plan is 3,600 characters of JSON
-MAX_PLAN_CHARS = 20_000  # longer texts are not plans: bounds what a response can cost to score
+MAX_PLAN_CHARS = 20_000  # longer texts are not plans; this bounds the cost of scoring
 PARTS = {"test": "validation", "train": "train"}  # our split -> the official part
 VARIANTS = {"fixed": ({}, {"fixed": True})}
 NOTE = "sole-planning, mean of four rates, old within-city rule (--variant fixed: the repaired one)"
@@ -58,14 +57,14 @@ WISHES = ("house rule", "cuisine", "room type", "transportation")
 # ------------------------------------------------------------------------------------- data
 
 def _table(path: Path) -> list[dict]:
-    """The rows of a CSV file."""
+    """Return the rows of a CSV file."""
     csv.field_size_limit(10_000_000)  # the reference information of a query is one cell
-    # newline="" keeps line breaks inside quoted cells as they are
+    # newline="" keeps line breaks inside quoted cells.
     return list(csv.DictReader(io.StringIO(unzipped(path).decode("utf-8"), newline="")))
 
 
 def _complete(path: Path) -> list[dict]:
-    """The rows of a CSV file that have no missing value."""
+    """Return the rows of a CSV file that have no missing value."""
     return [row for row in _table(path) if all(row.values())]
 
 
@@ -79,7 +78,7 @@ NUMBERS = ("Average Cost", "price", "minimum nights", "maximum occupancy")
 
 @functools.lru_cache(maxsize=4)
 def database(folder: str) -> dict:
-    """The tables of `folder`/database, loaded once and indexed.
+    """Return the tables of `folder`/database, loaded once and indexed.
 
     Returns {"restaurants" | "attractions" | "hotels": {city: [(name, row)]}, "flights": {number:
     [(price, origin, destination)]}, "roads": {(origin, destination): km or None}, "states": {city:
@@ -98,7 +97,7 @@ def database(folder: str) -> dict:
 
 
 def _by_city(path, city, name) -> dict:
-    """{city: [(name, row)]} of a file, with numbers as numbers."""
+    """Return {city: [(name, row)]} of a file, with numbers as numbers."""
     table = {}
     for row in _complete(path):
         for column in NUMBERS:
@@ -109,7 +108,7 @@ def _by_city(path, city, name) -> dict:
 
 
 def _flights(folder) -> dict:
-    """The full table, else the subset that holds what the reference information shows."""
+    """Return the full table, else the subset that the reference information shows."""
     names = ("clean_Flights_2022.csv", "clean_Flights_2022.subset.csv")
     path = next((folder / n for n in names if (folder / n).is_file()), folder / names[0])
     table = {}
@@ -120,19 +119,20 @@ def _flights(folder) -> dict:
 
 
 def _roads(path) -> dict:
-    """Kilometres, None where there is no road or the drive takes more than a day."""
+    """Return kilometres, None where there is no road or the drive takes more than a day."""
     table = {}
     for row in _table(path):
         km = None
         if row["distance"] and "day" not in row["duration"]:
             km = float(row["distance"].replace("km", "").replace(",", ""))
-        # pairs occur twice: the first row counts, even an empty one
+        # Pairs occur twice: the first row counts, even an empty one.
         table.setdefault((row["origin"], row["destination"]), km)
     return table
 
 
 def load(folder, split: str = "test") -> list[dict]:
-    """The queries of a split: "test" (180 validation queries, the evaluation) or "train" (45).
+    """Return the queries of a split: "test" (180 validation queries, the evaluation) or "train"
+    (45).
 
     A record is the official query (org, dest, days, people_number, local_constraint, budget,
     query, level, ...) with "id", "category" (the level), "data" (the folder that the scorer finds
@@ -142,7 +142,7 @@ def load(folder, split: str = "test") -> list[dict]:
     part = PARTS[split]
     queries = list(map(_query, _table(folder / f"{part}.csv")))
     references = read_rows(folder / f"{part}_ref_info.jsonl")
-    # queries and references are matched by position only, and the official files have no ids
+    # Match queries and references by position: the official files have no ids.
     if len(references) != len(queries):
         raise UserError(f"{folder}: {len(queries)} queries, but {len(references)} references")
     return [{**query, "id": f"{part}-{row:03d}", "category": query["level"], "data": str(folder),
@@ -151,11 +151,11 @@ def load(folder, split: str = "test") -> list[dict]:
 
 
 def _query(cells) -> dict:
-    """A query of the official CSV file, whose structured cells are Python literals."""
+    """Return a query of the official CSV file, whose structured cells are Python literals."""
     query = {key: cells[key] for key in ("org", "dest", "query", "level")}
     query |= {key: int(cells[key]) for key in COUNTS}
     query["local_constraint"] = ast.literal_eval(cells["local_constraint"])
-    # the annotation is the query once more and then the list of days
+    # The annotation repeats the query before the list of days.
     if cells.get("annotated_plan"):
         query["annotated_plan"] = ast.literal_eval(cells["annotated_plan"])[1]
     return query
@@ -192,7 +192,7 @@ _COLUMNS = {"Attractions": ("Name",), "Restaurants": ("Name", "Average Cost", "C
 
 
 def reference_text(record, keep=None) -> str:
-    """The reference information as small tables, cells parted by " | ".
+    """Return the reference information as small tables, cells separated by " | ".
 
     keep: a text; tables are cut to four rows, besides those whose name, with a comma behind it,
     occurs in it.
@@ -204,7 +204,7 @@ def reference_text(record, keep=None) -> str:
             continue
         columns = _COLUMNS[title.split(" ")[0]]
         if keep is not None:
-            # a base task must stay solvable as its reference solves it
+            # Keep what the reference uses: a base task must stay solvable.
             named = [r for r in entry if f"{r[columns[0]]}," in keep]
             entry = named + [r for r in entry if r not in named][:max(0, 4 - len(named))]
         lines = [" | ".join(str(row[name]) for name in columns) for row in entry]
@@ -213,20 +213,20 @@ def reference_text(record, keep=None) -> str:
 
 
 def prompt(record) -> list[dict]:
-    """Chat messages; the reference information, then the request."""
+    """Return chat messages: the reference information, then the request."""
     return [{"role": "system", "content": "You plan trips from given information only.\n" + FORMAT},
             {"role": "user", "content": f"Information:\n{reference_text(record)}\n\n"
                                         f"Request: {record['query']}"}]
 
 
 def base_task(record) -> dict:
-    """A training query as a base task {"task", "reference"}: the annotated plan.
+    """Return a training query as a base task {"task", "reference"}: the annotated plan.
 
     The tables are cut to four rows, besides those that the annotated plan names.
     """
     plan = [day for day in record["annotated_plan"] if day]
     answer = json.dumps(plan, ensure_ascii=False)
-    # names as they are spelled in the tables, where quotes are not escaped
+    # Spell names as in the tables, where quotes are not escaped.
     spoken = answer.replace('\\"', '"')
     return {"task": f"{record['query']}\n\n{FORMAT}\n\nInformation:\n"
                     f"{reference_text(record, spoken)}",
@@ -236,7 +236,7 @@ def base_task(record) -> dict:
 # ------------------------------------------------------------------------------- the parser
 
 def parse_plan(text: str):
-    """The plan of a response: a list of days, or None if none can be read.
+    """Return the plan of a response, a list of days, or None if unreadable.
 
     It is the first JSON list of objects in the text after the last </think>, keys in any case and
     with spaces or underscores.
@@ -245,26 +245,26 @@ def parse_plan(text: str):
     if len(text) > MAX_PLAN_CHARS:
         return None
     decoder = json.JSONDecoder(strict=False)
-    # a plan starts in one of the first eight places that look like it, or nowhere
+    # Try only the first eight places that look like the start of a plan.
     for match in itertools.islice(re.finditer(r"\[\s*\{", text), 8):
         try:
             days, _ = decoder.raw_decode(text, match.start())
         except (ValueError, RecursionError):
             continue
-        # other things than objects between the days are a crash of the official evaluator
+        # Anything but objects between the days crashes the official evaluator.
         if any(day and isinstance(day, dict) for day in days):
             return [_with_field_names(day) if isinstance(day, dict) else day for day in days]
     return None
 
 
 def _with_field_names(day: dict) -> dict:
-    """A day with its keys as field names: "Current City" -> current_city."""
+    """Return a day with its keys as field names: "Current City" -> current_city."""
     return {key.strip().lower().replace(" ", "_"): value for key, value in day.items()}
 
 
 # ---------------------------------------------------------------------------- text helpers
-# Each of them raises TypeError on anything but text, as the official regular expressions do: that
-# is what turns a number or an object in a plan into a "crash".
+# They raise TypeError on anything but text, as the official regular expressions do: so a number or
+# an object in a plan is a "crash".
 
 def _text(value) -> str:
     if not isinstance(value, str):
@@ -273,7 +273,7 @@ def _text(value) -> str:
 
 
 def from_to(text: str):
-    """(A, B) of the first "from A to B", else (None, None).
+    """Return (A, B) of the first "from A to B", else (None, None).
 
     The official pattern takes quadratic time: only the first 300 characters are read.
     >>> from_to("Taxi, from New York to Reno(Nevada), cost: 4")
@@ -284,7 +284,7 @@ def from_to(text: str):
 
 
 def before_paren(text: str) -> str:
-    """The text before a first "(" that is closed, else the text; it is not stripped.
+    """Return the text before the first closed "(", else the text; not stripped.
 
     >>> before_paren("Abilene(Texas)"), before_paren("Reno (Nevada")
     ('Abilene', 'Reno (Nevada')
@@ -294,7 +294,7 @@ def before_paren(text: str) -> str:
 
 
 def name_city(text: str):
-    """(name, city) of "Name, City": parted at the last comma; ("-", "-") where that fails.
+    """Return (name, city) of "Name, City", split at the last comma; ("-", "-") if that fails.
 
     >>> name_city("Bright, Modern Home, Abilene(Texas)")
     ('Bright, Modern Home', 'Abilene')
@@ -302,46 +302,46 @@ def name_city(text: str):
     head, comma, tail = _text(text).rpartition(",")
     if not comma or not tail:
         return "-", "-"
-    # a name never spans lines: it starts after the last line break
+    # A name never spans lines: it starts after the last line break.
     return head.rpartition("\n")[2].strip(), before_paren(tail.strip()).strip()
 
 
 def hits(table: dict, text: str) -> list[dict]:
-    """The rows of the named city whose name contains the given name, case-sensitive."""
+    """Return the city's rows whose name contains the given name, case-sensitive."""
     name, city = name_city(text)
     return [row for title, row in table.get(city, ()) if name in title]
 
 
 def _km(db, origin, destination):
-    """Road distance in km, None where there is no road."""
+    """Return the road distance in km, None where there is no road."""
     return db["roads"].get((before_paren(origin), before_paren(destination)))
 
 
 def _days(query, plan):
-    """Yields (number, day) of the days that are read: no more than the query asks for."""
+    """Yield (number, day), no more days than the query asks for."""
     for index in range(min(query["days"], len(plan))):
         yield index + 1, plan[index]
 
 
 def _filled(day, key) -> bool:
-    """Whether a day has something other than "-" under a key that may be missing."""
+    """Return whether a day has something other than "-" under a key that may be missing."""
     return bool(key in day and day[key] and day[key] != "-")
 
 
 def _meals(day):
-    """Yields (meal, its text) of the meals that a day has."""
+    """Yield (meal, its text) of the meals that a day has."""
     for meal in MEALS:
         if _filled(day, meal):
             yield meal, day[meal]
 
 
 def _attractions(day) -> list:
-    """The attractions of a day; what follows the last semicolon is not read."""
+    """Return the attractions of a day; text after the last semicolon is ignored."""
     return day["attraction"].split(";")[:-1] if _filled(day, "attraction") else []
 
 
 def _show(value) -> str:
-    """A value for a message: short, and printable whatever the model wrote."""
+    """Return a value for a message, short and printable."""
     return repr(value)[:90]
 
 
@@ -350,8 +350,8 @@ def _show(value) -> str:
 # code raises on the same plan.
 
 def _route(query, plan):
-    """(cities in order, None), or (None, reason) when the trip starts in a wrong city."""
-    # "from" anywhere makes a day of travel: "from Reno" without " to " is a crash
+    """Return (cities in order, None), or (None, reason) if the trip starts in a wrong city."""
+    # "from" anywhere makes a day of travel: "from Reno" without " to " is a crash.
     route = []
     for number, day in _days(query, plan):
         if "from" not in day["current_city"]:
@@ -369,7 +369,7 @@ def city_route(query, plan, db):
     route, wrong_start = _route(query, plan)
     if wrong_start:
         return wrong_start
-    # a first day without "from" is never compared with the home city
+    # A first day without "from" is never compared with the home city.
     if route[0] != route[-1]:
         return f"the trip starts in {_show(route[0])} but ends in {_show(route[-1])}"
     if not _is_sequence(route):
@@ -377,7 +377,7 @@ def city_route(query, plan, db):
     for index, city in enumerate(route):
         if city not in db["states"]:
             return f"{_show(city)} is not a city of the database"
-        # short trips visit a city, longer ones a state
+        # Short trips visit a city, longer ones a state.
         inside = 0 < index < len(route) - 1
         if inside and query["days"] > 3 and db["states"][city] != query["dest"]:
             return f"{_show(city)} does not lie in {query['dest']}"
@@ -385,7 +385,7 @@ def city_route(query, plan, db):
 
 
 def _is_sequence(route) -> bool:
-    """Runs of equal cities: none comes back (but at the ends), none inside is a single entry."""
+    """Return whether no run of equal cities recurs (but at the ends) and none inside is single."""
     if len(route) < 3:
         return False
     last, visited, start = len(route) - 1, set(), 0
@@ -412,7 +412,7 @@ def diverse_restaurants(query, plan, db):
 
 
 def diverse_attractions(query, plan, db):
-    """3. No attraction occurs twice; what follows the last semicolon is not read."""
+    """3. No attraction occurs twice; text after the last semicolon is ignored."""
     seen = set()
     for number, day in _days(query, plan):
         for piece in _attractions(day):
@@ -429,7 +429,7 @@ def minimum_nights(query, plan, db):
         if "accommodation" not in day:
             return f"day {number} has no accommodation entry"
         stays.append(day["accommodation"])
-    # an unknown or an ambiguous name is not held against the plan here
+    # Unknown and ambiguous names pass here.
     for hotel, run in itertools.groupby(stays):
         if hotel not in ("-", ""):
             nights, found = sum(1 for _ in run), hits(db["hotels"], hotel)
@@ -439,14 +439,14 @@ def minimum_nights(query, plan, db):
 
 
 def _mode(text):
-    """Taxi, self-driving or flight: the first of them that the text mentions."""
+    """Return taxi, self-driving or flight: the first of them that the text mentions."""
     text = text.lower()
     return next((mode for mode in ("taxi", "self-driving", "flight") if mode in text), None)
 
 
 def consistent_transportation(query, plan, db):
     """5. Day 1 has transportation, and no car is mixed with flights or taxis."""
-    # day 1 must say how the trip starts: a missing key is a crash
+    # Day 1 must name the transportation: a missing key is a crash.
     first = plan[0]["transportation"]
     if not first or first == "-":
         return "day 1 has no transportation"
@@ -460,7 +460,7 @@ def consistent_transportation(query, plan, db):
 
 
 def _stops(city_text, fixed):
-    """The cities of a day, in their order.
+    """Return the cities of a day, in order.
 
     Until the fix of 2025-11-07 the official code looped over a stay day's city as if it were a
     list, so that its single CHARACTERS are the stops: the old rule returns the text itself.
@@ -472,7 +472,7 @@ def _stops(city_text, fixed):
 
 
 def _is_there(place, stops) -> bool:
-    """Whether a place mentions one of the stops."""
+    """Return whether a place mentions one of the stops."""
     return any(stop in place for stop in stops)
 
 
@@ -488,7 +488,7 @@ def within_city(query, plan, db, fixed=False):
                 return f"day {number}: the {meal} is not in the current city"
         if not all(_is_there(piece, stops) for piece in _attractions(day)):
             return f"day {number}: an attraction is not in the current city"
-        # the night is spent where the day ends; an empty city has no last character: a crash
+        # The night is spent where the day ends; an empty city has no last character: a crash.
         if _filled(day, "accommodation") and stops[-1] not in day["accommodation"]:
             return f"day {number}: the accommodation is not in the current city"
     return ""
@@ -507,7 +507,7 @@ def within_sandbox(query, plan, db):
 
 
 def _named(day):
-    """Yields (table, what it is, text) of all meals, attractions and hotels of a day."""
+    """Yield (table, what it is, text) of all meals, attractions and hotels of a day."""
     for meal, text in _meals(day):
         yield "restaurants", meal, text
     for piece in _attractions(day):
@@ -517,24 +517,24 @@ def _named(day):
 
 
 def _leg(day, trip):
-    """(A, B) of a transportation text, else of the day's current city."""
+    """Return (A, B) of a transportation text, else of the day's current city."""
     origin, destination = from_to(trip)
     return (origin, destination) if origin is not None else from_to(day["current_city"])
 
 
 def _flight_number(trip) -> str:
-    """The number after the exact label; IndexError without it, as in the official code."""
+    """Return the number after the exact label. Raises IndexError without it, as officially."""
     return trip.split("Flight Number: ")[1].split(",")[0]
 
 
 def _trip_exists(day, trip, db) -> bool:
-    """Whether a flight or a road of the text is in the database; other texts are not checked."""
+    """Return whether a flight or road is in the database; other texts pass."""
     origin, destination = _leg(day, trip)
     if "flight number" in trip.lower():
         if origin is None:
             raise ValueError("a flight without from and to")
         origin, destination = before_paren(origin), before_paren(destination)
-        # date, times and price are not compared
+        # Date, times and price are not compared.
         return any((start, end) == (origin, destination)
                    for _, start, end in db["flights"].get(_flight_number(trip), ()))
     if _mode(trip) in ("taxi", "self-driving"):
@@ -544,14 +544,14 @@ def _trip_exists(day, trip, db) -> bool:
 
 def complete(query, plan, db):
     """8. All days, cities and entries that the trip needs are there, at least half of it filled."""
-    # days beyond the end of the trip may be empty objects or carry a stock phrase
+    # Days beyond the end of the trip may be empty objects or carry a stock phrase.
     used = sum(day != {} and day["current_city"] != UNUSED_DAY for _, day in _days(query, plan))
     if used != query["days"]:
         return f"{used} days are planned, {query['days']} are asked for"
     route, wrong_start = _route(query, plan)
     if wrong_start:
         return wrong_start
-    # home does not count as a city visited
+    # Home does not count as a city visited.
     cities = set(route) - {query["org"]}
     if len(cities) != query["visiting_city_number"]:
         return f"{len(cities)} cities are visited, not {query['visiting_city_number']}"
@@ -561,24 +561,24 @@ def complete(query, plan, db):
         if gap:
             return f"day {number} has no {gap}"
         values += sum(1 for key in day if day[key] and day[key] != "-")
-    # the denominator knows six entries a day, though "days" and "current_city" count above
+    # The denominator has six entries a day, though "days" and "current_city" count above.
     if values / (6 * query["days"]) < 0.5:
         return "more than half of the plan is empty"
     return ""
 
 
 def _gap(query, number, day) -> str | None:
-    """What a day lacks, or None."""
+    """Return what a day lacks, or None."""
     for key in CONTENT:
         if key not in day:
             return f"{key} entry"
     city, empty = day["current_city"], ["", "-"]
     if ("from " in city or "to " in city) and day["transportation"] in empty:
         return "transportation although it is a day of travel"
-    # here " to " has a leading blank: "Sacramento (California)" is travel above and a stay here
+    # Here " to " has a leading blank: "Sacramento (California)" is travel above and a stay here.
     if "from " not in city and " to " not in city and day["attraction"] in empty:
         return "attraction although it is a day without travel"
-    # the last night is spent at home
+    # The last night is spent at home.
     if number != query["days"] and day["accommodation"] in empty:
         return "accommodation"
     if "from " not in city:
@@ -600,14 +600,14 @@ COMMONSENSE = {"is_reasonable_visiting_city": city_route,
 # ------------------------------------------------------------------- five hard constraints
 
 def _stays(query, plan, db):
-    """Yields the first matching hotel of each night that names a known one."""
+    """Yield the first matching hotel of each night that names a known one."""
     for _, day in _days(query, plan):
         if _filled(day, "accommodation"):
             yield from hits(db["hotels"], day["accommodation"])[:1]
 
 
 def total_cost(query, plan, db) -> float:
-    """Dollars for all travellers: trips, meals, and nights in as many rooms as are needed."""
+    """Return dollars for all travellers: trips, meals, and nights in as many rooms as needed."""
     people, cost = query["people_number"], 0
     for _, day in _days(query, plan):
         if _filled(day, "transportation"):
@@ -615,22 +615,23 @@ def total_cost(query, plan, db) -> float:
         for _, text in _meals(day):
             for restaurant in hits(db["restaurants"], text)[:1]:
                 cost += restaurant["Average Cost"] * people
-    # a hotel is paid on every day that names it
+    # A hotel is paid on every day that names it.
     for hotel in _stays(query, plan, db):
         cost += hotel["price"] * math.ceil(people / hotel["maximum occupancy"])
     return float(cost)
 
 
 def _trip_cost(day, trip, people, db) -> float:
-    """A flight per head, 5 cents per km and car of five, a dollar per km and taxi of four."""
+    """Return the price: a flight per head, 5 cents per km and car of five, $1 per km and taxi of
+    four."""
     origin, destination = _leg(day, trip)
-    # a trip from nowhere to nowhere is free
+    # A trip from nowhere to nowhere is free.
     if origin is None:
         return 0
     if "flight number" in trip.lower():
         found = db["flights"].get(_flight_number(trip))  # by number only
         return found[0][0] * people if found else 0
-    # unlike `_mode`, the price looks for self-driving before taxi
+    # Unlike `_mode`, the price looks for self-driving before taxi.
     if "self-driving" in trip.lower():
         return int(_km(db, origin, destination) * 0.05) * math.ceil(people / 5)
     if "taxi" in trip.lower():
@@ -684,7 +685,7 @@ def transportation(query, plan, db):
     limit = query["local_constraint"]["transportation"]
     if limit is None:
         return None
-    # case-sensitive: "self-driving" slips through
+    # The match is case-sensitive: "self-driving" slips through.
     unwanted = {"no flight": "Flight", "no self-driving": "Self-driving"}.get(limit)
     for number, day in _days(query, plan):
         if unwanted and _filled(day, "transportation") and unwanted in day["transportation"]:
@@ -699,7 +700,7 @@ HARD = {"valid_cuisine": cuisine, "valid_room_rule": room_rule,
 # ------------------------------------------------------------------------ verdict and rates
 
 def judge(query, plan, db, fixed=False) -> dict:
-    """The official verdict on a plan of any shape; never raises.
+    """Return the official verdict on a plan of any shape; never raises.
 
     fixed: the repaired within-city rule. Returns {"delivered", "crash" (text or None),
     "commonsense" and "hard" ({name: why it is broken, "", or None where nothing is asked}; None
@@ -707,19 +708,19 @@ def judge(query, plan, db, fixed=False) -> dict:
     None)}.
     """
     crash = soft = hard = cost = None
-    # null, "", [] and {} are no plans; any other shape is delivered and may crash below
+    # null, "", [] and {} are not plans; any other shape is delivered and may crash below.
     if plan:
         try:
             soft = {name: rule(query, plan, db, fixed) if rule is within_city
                     else rule(query, plan, db) for name, rule in COMMONSENSE.items()}
-            # hard constraints count only for complete plans without inventions
+            # Hard constraints count only for complete plans without inventions.
             if not (soft["is_not_absent"] or soft["is_valid_information_in_sandbox"]):
                 hard = {name: rule(query, plan, db) for name, rule in HARD.items()}
                 cost = total_cost(query, plan, db)
                 over = f"the trip costs {cost:g}, the budget is {query['budget']:g}"
                 hard["valid_cost"] = over if cost > query["budget"] else ""
         except (TypeError, LookupError, AttributeError, ValueError, RecursionError) as error:
-            # the official run stops here and gives no score at all
+            # The official run stops here without any score.
             stage = "commonsense" if soft is None else "hard"
             crash = f"{stage}: {type(error).__name__}: {str(error)[:200]}"
             soft = hard = cost = None
@@ -731,7 +732,7 @@ def judge(query, plan, db, fixed=False) -> dict:
 
 
 def score(record, response: str, fixed: bool = False) -> Verdict:
-    """One response. ok: the plan passes everything (the official final pass).
+    """Return the verdict on one response. ok: the plan passes everything (the official final pass).
 
     extra: what the official rates are taken of, see `overall`. score: the mean of this plan's four
     parts; pooled over plans as the official rates are, they may give a slightly different number.
@@ -749,12 +750,12 @@ def score(record, response: str, fixed: bool = False) -> Verdict:
 
 
 def _passed(checks) -> int:
-    """How many checks of a stage are met (none where the stage was not reached)."""
+    """Return how many checks of a stage are met (none if it was not reached)."""
     return list((checks or {}).values()).count("")
 
 
 def _reason(verdict) -> str:
-    """A verdict in a sentence: what failed, first things first."""
+    """Return a sentence on what failed, first things first."""
     if not verdict["delivered"]:
         return "no list of days can be read from the response"
     if verdict["crash"]:
@@ -765,7 +766,7 @@ def _reason(verdict) -> str:
 
 
 def overall(verdicts) -> float:
-    """The paper's number in percent: the mean of two micro and two macro rates.
+    """Return the paper's number in percent: the mean of two micro and two macro rates.
 
     A micro rate pools the checks of all plans; plans that were not delivered fail everywhere.
     """

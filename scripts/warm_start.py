@@ -67,7 +67,7 @@ def main(argv) -> int:
     world = open_world(o)
     check_model(o.model)
     with claim(out):
-        print("loading the model; if stopped, give it again: it keeps whole passes ...", flush=True)
+        print("loading the model; if stopped, run it again: whole passes are kept ...", flush=True)
         WarmStart(world, s, out).make(out, s.rounds)
     command = "python", "genenv.py", *rest, "--model", s.out, "--out", f"{out}-run"
     print("continue with:", shlex.join(command))
@@ -81,9 +81,9 @@ def parse(argv):
     p.add_argument("--out", required=True, help="folder that becomes the model")
     p.add_argument("--model", required=True, help="folder or hub name of a chat model")
     p.add_argument("--passes", type=at_least(1), default=0,
-                   help="over the examples; else by their number")
+                   help="over the examples (default: by their number)")
     p.add_argument("--rounds", type=at_least(0), default=2,
-                   help="of imitating what it wrote, at most")
+                   help="most rounds of imitating its own texts")
     s, rest = p.parse_known_args(argv)
     o = parse_options([*rest, "--model", s.model])
     if o.env_model:
@@ -196,7 +196,7 @@ class WarmStart:
         # Mix in the examples: with only its own texts the model would forget the agent's role.
         pairs = own + examples["agent"] + examples["env"]
         print(f"pass {n + 1}: imitates {len(examples['agent'])} answers, {len(examples['env'])} "
-              f"tasks, {len(own)} texts of its own", flush=True)
+              f"tasks, {len(own)} texts that it wrote", flush=True)
 
         generator = torch.Generator().manual_seed(1000 * self.world.o.seed + n)
         order = torch.randperm(len(pairs), generator=generator).tolist()

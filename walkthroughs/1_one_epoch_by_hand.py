@@ -1,8 +1,8 @@
-"""One epoch of Algorithm 1, line by line, in the built-in world with the project's own functions.
+"""Run one epoch of Algorithm 1, line by line, in the built-in world with the project's functions.
 
 What to look at: what each line hands to the next. The simulator turns seed tasks into tasks.
 The agent attempts each task. The attempts give a success rate, the rate a reward for the
-simulator, and the reward a weight. Two adapters move, each on its own, and two pools grow.
+simulator, and the reward a weight. Two adapters move independently, and two pools grow.
 Read along: `epoch` in genenv.py makes the same calls in the same order, and Algorithm 1 of the
 paper.
 """
@@ -33,10 +33,10 @@ def shown(figure) -> str:
     return "-" if figure is None else f"{figure:.3f}"
 
 
-# options from the command line, which in a notebook is the kernel's own
+# Take options from the command line; in a notebook that is the kernel's.
 options = [] if "ipykernel" in sys.modules else sys.argv[1:]
 argv = ["--out", f"{tempfile.mkdtemp()}/run", "--epochs", "1", "--threads", "1", *options]
-with plain_errors():  # a mistaken option is one line
+with plain_errors():  # a bad option prints one line
     o = parse_options(argv)
     run = genenv.prepare_run(o)
 state, alpha = run.state, o.alpha
@@ -46,7 +46,7 @@ start = mean(rates_on(run, held_out, 4, 1.0))
 print(f"held-out success before, by 4 attempts a task (a run makes 8): {start:.3f}")
 tasks, records = run.train_pool.tasks, run.env_pool.records
 print(f"D_train {len(tasks)} tasks, all base; D_env {len(records)} records\n"
-      "So: the agent knows the form and slips often; nobody has written a task yet.")
+      "So: the agent knows the format and slips often; the simulator has written nothing yet.")
 
 # %% An epoch is `steps` small steps, so that new tasks can serve as seed tasks immediately.
 for step in range(o.steps):
@@ -60,7 +60,7 @@ for step in range(o.steps):
     genenv.add_attempts(run, trials)
     genenv.attach_p_hats(records, trials)
     state.records += records
-    if step == 0:  # a look at the first step
+    if step == 0:  # look at the first step
         print(f"\nstep 0: written {state.written}, valid {len(tasks)}")
         print(f"  refused: {counted(state.invalid)}")
         print("seed task -> its variation: one of the answers, its reward r (Eq. 1), p_hat (Eq. 2)")
@@ -70,17 +70,17 @@ for step in range(o.steps):
             print(f"  {seed_task.text}  ->  {trial.task.text}:  {first.text}")
             print(f"    r {first.reward:.0f}, p_hat {trial.p_hat:.3f}")
         print("So: a variation is another task, and code says whether an answer is right.")
-        # the group of one task: what GRPO makes of its eight rewards
+        # Show what GRPO makes of the eight rewards of one task's group.
         mixed = next((trial for trial in trials if 0 < trial.p_hat < 1), trials[0])
         r = torch.tensor([[e.reward for e in mixed.traces]])  # (1, G)
         advantages = group_advantages(r)[0]
         print(f"a group: {mixed.task.text}")
         print("  rewards   ", *(f"{x:5.0f}" for x in r[0]))
         print("  advantages", *(f"{a:+5.2f}" for a in advantages), " (GRPO, Eq. 4)")
-        print("So: a group is its own baseline; what is rarer than its mean moves more.")
+        print("So: a group is its own baseline; the rarer outcome moves more.")
     print(f"step {step}: {1 - stats['zero_variance']:.0%} of the groups mixed, gradient norm "
           f"{shown(stats['grad_norm'])}, KL to the start {shown(stats['kl'])}")
-print("So: groups that are all right or all wrong teach nothing; a step is made of the others.")
+print("So: groups that are all right or all wrong teach nothing; only the others make the step.")
 n, base = len(run.train_pool.tasks), len(run.train_pool.base)
 print(f"D_train {n} tasks: {base} base tasks, {n - base} new ones")
 
@@ -97,11 +97,11 @@ for p_hat in sorted({r.p_hat for r in fresh}):
     same = [r for r in fresh if r.p_hat == p_hat]
     print(f"{p_hat:.3f} {len(same):10d} {same[0].r_env:8.3f} {shown(weight_of.get(p_hat)):>8s}")
 print(f"in the band {len(kept)}, largest weight / smallest {weight_ratio(weights):.2f}\n"
-      "So: the band selects. Inside of it the paper's lam and beta give nearly equal weights.")
+      "So: the band selects. Inside it the paper's lam and beta give nearly equal weights.")
 
 # %% 2b. RWR on mini-batches of these records. KL penalty and cap are measured on unselected text.
 def nats(records):
-    """What a token of these texts costs the simulator: -log pi_env, their mean."""
+    """Return the simulator's mean -log pi_env over the tokens of these texts."""
     texts = [Rollout(i, r.prompt, r.response) for i, r in enumerate(records)]
     with run.simulator.use("env"):
         return -float(torch.cat(response_logps(run.simulator, texts, o)).mean())
@@ -114,13 +114,13 @@ print(f"\nRWR: {stats['env_steps']} steps, KL of the update {shown(stats['env_kl
       f"{KL_CAP}; the agent's adapter moved: {stats['other_moved']}")
 print(f"nats per token: imitated tasks {kept_before:.3f} -> {nats(kept):.3f}, other tasks "
       f"{others_before:.3f} -> {nats(others):.3f} (lower is likelier)")
-print("So: what was imitated is likelier now, at the cost of the rest; nothing else has changed.")
+print("So: imitated tasks are likelier now, at the cost of the rest; nothing else has changed.")
 
-# %% 3b. D_env <- D_env + generations. They return in later epochs, until they are too old.
+# %% 3b. D_env <- D_env + generations. Later epochs imitate them again, until they are too old.
 run.env_pool.add(state.records)
 print(f"D_env {len(run.env_pool.records)} records\n"
       f"held-out success {start:.3f} -> {mean(rates_on(run, held_out, 4, 1.0)):.3f}\n"
-      "So: one epoch already shows on tasks that neither player trains on. A run makes 24.")
+      "So: one epoch already shows on tasks that neither player trains on. A run has 24.")
 print("""
 Try: --G 4: which groups are mixed now, and how coarse is p_hat?
      --k-min 0.1: how many tasks are in the band, and do their weights differ at all?

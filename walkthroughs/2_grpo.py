@@ -1,8 +1,8 @@
-"""GRPO on one prompt, every number of it.
+"""Run GRPO on one prompt, and show every number.
 
 What to look at: the agent answers the prompt G = 8 times; the group's own mean is the baseline;
-one optimiser step moves probability from the answers below it to those above it. Watch the last
-column of the second table: which token goes up, which go down, and why some hardly move.
+one optimiser step moves probability from answers below it to those above. Watch the last column of
+the second table: which token goes up, which go down, and which hardly move.
 Read along: grpo.py, Eq. 4 and Prop. 1 of the paper.
 """
 # %% A policy small enough to see: two positions, eleven tokens, one table of logits.
@@ -29,12 +29,12 @@ policy = TablePolicy(logits, "agent")
 
 
 def p_right():
-    """Probability of the right answer: 7, and then the end."""
+    """Return the probability of the right answer: 7, then the end."""
     return float(policy.probs()[0, SEVEN] * policy.probs()[1, EOS])
 
 
 print(f"before: P(right answer) = {p_right():.4f}\n"
-      "So: this agent is right at times, which is what GRPO needs.")
+      "So: this agent is right sometimes, which is what GRPO needs.")
 
 # %% 1. G rollouts. A response ends with <eos>; one that has not ended after two tokens is cut off.
 G, generator = 8, torch.Generator().manual_seed(11)
@@ -62,12 +62,12 @@ per_token = surrogate(logp, old_logp, advantages[0])
 print(f"\nresponse tokens in the mask: {tokens} of {mask.numel()} cells")
 print(f"surrogate: {abs(aggregate(per_token, mask, tokens, rows)):.4f} in value,"
       f" KL: {aggregate(token_kl(logp, ref_logp), mask, tokens, rows):.4f}")
-print("So: the loss has next to no value here. Its gradient is what counts.")
+print("So: the loss is almost 0 here. What counts is its gradient.")
 
-# %% 4. The value tells nothing (it is 0 if all responses are equally long); the gradient does. It
-# is that of Eq. 4 with the advantage in place of r - b; tokens never sampled move only through
+# %% 4. The value shows nothing (it is 0 if all responses are equally long); the gradient does. It
+# is that of Eq. 4 with the advantage instead of r - b; tokens never sampled move only through
 # softmax.
-optimizer = torch.optim.SGD(policy.params["agent"], lr=1.0)  # the project uses AdamW: same sign
+optimizer = torch.optim.SGD(policy.params["agent"], lr=1.0)  # a run uses AdamW
 loss, stats = grpo_loss(logp, old_logp, ref_logp, advantages[0], mask, tokens, rows, kl_coef=0.001)
 loss.backward()
 before, gradient = policy.probs(), policy.logits.grad.clone()
@@ -87,7 +87,7 @@ stats = grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=
 assert torch.allclose(policy.logits, by_hand, atol=1e-9)
 print(f"\ngrpo_update: the same step, gradient norm {stats['grad_norm']:.3f}, "
       f"trained tokens {stats['trained_tokens']}")
-print("So: there is nothing else in grpo_update than what stands above.")
+print("So: grpo_update contains nothing beyond the steps above.")
 
 # %% 6. Why tasks should be solved half of the time: with k of 8 right, the mean squared gain r - b.
 print("\nk of 8   has signal   mean (r - b)^2 = p (1 - p), Prop. 1")

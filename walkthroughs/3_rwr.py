@@ -1,9 +1,9 @@
-"""Reward-weighted regression on a toy simulator that can write eight tasks, and no other.
+"""Run reward-weighted regression on a toy simulator that can write only eight tasks.
 
-What to look at: with enough steps RWR arrives where arithmetic says, at pi_0 exp(lam R) / Z (R:
-R_env). So the effect of the filter, of lam, of beta and of the KL terms can be read off tables:
-above all, that with the paper's lam and beta the weights do little and the filter does the
-selecting. Read along: rwr.py, curriculum.py (Eq. 3 and the filter).
+What to look at: with enough steps RWR ends where arithmetic says, at pi_0 exp(lam R) / Z (R:
+R_env). So tables show the effect of the filter, lam, beta and the KL terms: above all, that with
+the paper's lam and beta the weights do little and the filter selects.
+Read along: rwr.py, curriculum.py (Eq. 3 and the filter).
 """
 # %% Eight tasks with known success rates, and a simulator that mostly writes the easy ones.
 import sys
@@ -28,19 +28,19 @@ WRITTEN = [x for x in range(8) for _ in range(round(100 * float(PI_0[x])))]  # a
 
 
 def r_env(beta=BETA):
-    """R_env of each task, (8,)."""
+    """Return R_env of each task, (8,)."""
     return torch.tensor([reward_bell(p, ALPHA, beta) for p in P_HAT], dtype=torch.float64)
 
 
 def train(k_min=1.0, steps=60, lr=4.0, cap=1e9, env_kl=0.0):
-    """Imitate what was written and lies in the band -> (probabilities (8,), statistics)."""
+    """Imitate the written tasks in the band; returns (probabilities (8,), statistics)."""
     policy = TablePolicy(PI_0.log()[None], "env")
     optimizer = torch.optim.SGD(policy.params["env"], lr=lr)
     rewards = r_env().tolist()
     records = [SimpleNamespace(prompt=PROMPT, response=[x], r_env=rewards[x])
                for x in WRITTEN if in_band(P_HAT[x], ALPHA, k_min)]
     kl_sample = [Rollout(i, PROMPT, [x]) for i, x in enumerate(WRITTEN)]  # unfiltered
-    # one pass is one step here: all records in one mini-batch
+    # Here one pass is one step: all records are in one mini-batch.
     o = Options(env_passes=steps, env_batch=len(records), env_kl=env_kl)
     stats = rwr_update(policy, "env", optimizer, records, [], kl_sample, o, cap=cap)
     return policy.probs()[0], stats
@@ -55,7 +55,7 @@ show("p_hat", P_HAT)
 show("R_env (Eq. 3)", r_env())
 show("weights exp(lam R), mean 1", rwr_weights(r_env(), LAM))
 print(f"largest weight / smallest: {weight_ratio(rwr_weights(r_env(), LAM)):.2f}\n"
-      "So: with these lam and beta the weights alone prefer next to nothing.")
+      "So: with these lam and beta the weights by themselves select almost nothing.")
 
 # %% 2. Where RWR arrives: the limit is pi_0 exp(lam R) / Z.
 closed = PI_0 * (LAM * r_env()).exp()
@@ -66,7 +66,7 @@ show("pi_0", PI_0)
 show("pi_0 exp(lam R) / Z", closed)
 show("trained by rwr_update", trained)
 assert (trained - closed).abs().max() < 1e-3
-print("So: RWR arrives where arithmetic says, near where it began: easy tasks stay most frequent.")
+print("So: RWR ends where arithmetic says, close to its start: easy tasks stay most frequent.")
 
 # %% 3. The filter. Tasks outside |p_hat - alpha| <= k_min are not imitated: their mass moves
 # inside.
@@ -96,7 +96,7 @@ for coef, cap in ((0.0, 1e9), (0.1, 1e9), (1.0, 1e9), (0.0, 0.5), (0.0, 0.1)):
     probs, stats = train(0.26, lr=0.2, env_kl=coef, cap=cap)
     print(f"{coef:7.1f} {cap:7.1g} {stats['env_steps']:11d} {float(probs[3] + probs[4]):21.3f} "
           f"{stats['env_kl_step'] or 0:18.3f}")
-print("So: the penalty holds the simulator near its start, the cap ends what goes too far.")
+print("So: the penalty holds the simulator near its start, the cap stops what goes too far.")
 print("""
 Try: ALPHA = 0.75 at the head: which filter is the right one now?
      P_HAT with no 0.5 in it: what is left inside of k_min 0.1?

@@ -15,13 +15,13 @@ PICTURES = Path(__file__).parent.parent / "runs" / "walkthroughs"
 
 
 def canvas():
-    """A small figure and its axes."""
+    """Return a small figure and its axes."""
     import matplotlib.pyplot as plt
     return plt.subplots(figsize=(5.4, 3.4), layout="constrained")
 
 
 def keep_picture(figure, name: str):
-    """Write a figure as PNG in runs/walkthroughs and say so."""
+    """Write a figure as PNG in runs/walkthroughs and print its path."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     figure.savefig(PICTURES / f"{name}.png", dpi=80)
     print(f"the picture is {PICTURES / name}.png")

@@ -1,7 +1,7 @@
-"""A policy that is nothing but a table of logits: every probability can be computed exactly.
+"""Define a policy that is only a table of logits: every probability can be computed exactly.
 
-It has what grpo_update and rwr_update ask of a policy: `params`, `use` and `logprobs`. The
-table it started from is the reference, as the base model without adapters is elsewhere.
+It has what grpo_update and rwr_update need: `params`, `use` and `logprobs`. The initial table is
+the reference, as the base model without adapters is elsewhere.
 """
 from contextlib import contextmanager
 
@@ -9,8 +9,8 @@ import torch
 
 
 class TablePolicy:
-    """logits (R, V): token t of a response is drawn from softmax(logits[t]), whatever came
-    before."""
+    """logits (R, V): token t of a response is drawn from softmax(logits[t]), independent of earlier
+    tokens."""
 
     def __init__(self, logits, adapter):
         self.initial = torch.as_tensor(logits, dtype=torch.float64)
@@ -19,7 +19,7 @@ class TablePolicy:
 
     @contextmanager
     def use(self, adapter):
-        """Inside, the trained table answers; with None, the initial one."""
+        """Use the trained table inside the block; with None, the initial one."""
         former, self.active = self.active, adapter
         try:
             yield self
@@ -27,7 +27,7 @@ class TablePolicy:
             self.active = former
 
     def logprobs(self, rollouts, temperature=1.0):
-        """N rollouts -> log-probs (N, R) and mask (N, R), zero-padded."""
+        """Return log-probs (N, R) and mask (N, R) of N rollouts, zero-padded."""
         table = ((self.logits if self.active else self.initial) / temperature).log_softmax(-1)
         rows = [table[range(len(r.response)), r.response] for r in rollouts]
         mask = [torch.ones(len(row), dtype=torch.bool) for row in rows]
@@ -35,5 +35,5 @@ class TablePolicy:
         return pad(rows, batch_first=True), pad(mask, batch_first=True)
 
     def probs(self):
-        """(R, V), as they are now."""
+        """Return the current probabilities (R, V)."""
         return self.logits.detach().softmax(-1)
