@@ -1,7 +1,7 @@
-"""User-facing errors in one line, guards around user code, and atomic file writes.
+"""Report users' mistakes in one line, guard user code, and write files atomically.
 
 Usage: every program of the project runs under `plain_errors`. What a user can fix is a UserError:
-one line that says what is wrong and what to do, exit code 2.
+one line on what is wrong and what to do, exit code 2.
 """
 import difflib
 import os
@@ -13,21 +13,23 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """A mistake of the user's: printed as one line that says what to do, exit code 2."""
+    """Report a user's mistake, in one line on what to do, with exit code 2."""
 
 
 class Stopped(Exception):
-    """The run was asked to stop and has saved everything: (number of the signal, message)."""
+    """End a run that was asked to stop and has saved everything: (signal number, message)."""
 
 
 # ---------------------------------------------------------------------------------------------
-# every program: one clear line for a mistake, and the exit code that goes with it
+# every program reports a mistake in one clear line, with an exit code
 
 
 @contextmanager
 def plain_errors():
-    """Within, a user's mistake ends the program with one line on stderr and exit code 2, a signal n
-    with 128 + n. Raises SystemExit."""
+    """Turn a user's mistake into one line on stderr and SystemExit with code 2.
+
+    After a signal n the code is 128 + n.
+    """
     if hasattr(sys.stdout, "reconfigure"):  # a notebook's stdout has none
         sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any character
     try:
@@ -40,7 +42,7 @@ def plain_errors():
         message, code = "stopped at once", 130
     except UserError as error:
         message, code = f"genenv: {first_line(error)}", 2
-    except OSError as error:  # a full disk, a file that may not be written
+    except OSError as error:  # a full disk, a file without write permission
         place = error.filename or "cannot write"
         message, code = f"genenv: {place}: {first_line(error)}", 2
     print(message, file=sys.stderr)
@@ -49,8 +51,7 @@ def plain_errors():
 
 @contextmanager
 def loading():
-    """Within, packages are imported: one that is missing, or Ctrl-C, is one line. Raises
-    SystemExit."""
+    """Turn a missing package, or Ctrl-C during imports, into one line and SystemExit."""
     try:
         yield
     except ModuleNotFoundError as error:
@@ -63,8 +64,8 @@ def loading():
 
 
 def exit_code(command) -> int:
-    """Call `command()` under plain_errors and return the program's exit code: what the command
-    returns if that is a number, else 0."""
+    """Call `command()` under plain_errors and return the exit code: its result if that is a number,
+    else 0."""
     try:
         with plain_errors():
             result = command()
@@ -74,15 +75,17 @@ def exit_code(command) -> int:
 
 
 # ---------------------------------------------------------------------------------------------
-# a user's own Python, before a run: his functions in curriculum.py, his file in worlds/
+# guards around a user's own functions in curriculum.py and files in worlds/, before a run
 
-PATIENCE = 2  # seconds after which a call that has not come back is named
+PATIENCE = 2  # a call that takes more seconds is reported
 
 
 @contextmanager
 def users_code(file, arguments=""):
-    """Within, code of a user's own file is run: what it raises becomes a UserError of one line with
-    the line of that file. If it takes long, one line on stderr names the file."""
+    """Turn what a user's own code raises into a UserError with its place in that file.
+
+    If the code takes long, a line on stderr names the file.
+    """
     timer = threading.Timer(PATIENCE, print, [f"trying {file} ..."], {"file": sys.stderr})
     timer.daemon = True
     timer.start()
@@ -90,7 +93,7 @@ def users_code(file, arguments=""):
         yield
     except UserError:
         raise
-    except (Exception, SystemExit) as error:  # whatever such code may raise
+    except (Exception, SystemExit) as error:  # such code may raise anything
         place = place_in(file, traceback.extract_tb(error.__traceback__))
         message = f"{place}: {type(error).__name__}: {first_line(error):.300}"
         if arguments:
@@ -101,8 +104,7 @@ def users_code(file, arguments=""):
 
 
 def place_in(file, frames) -> str:
-    """Return the innermost of some frames that is in a file, in words; the file's name if none
-    is."""
+    """Return the innermost frame in a file, in words; only the file's name if there is none."""
     for frame in reversed(frames):
         if frame.filename == file:
             return f"{file}, line {frame.lineno} in {frame.name}"
@@ -110,15 +112,15 @@ def place_in(file, frames) -> str:
 
 
 def wrong_value(function, rule: str, value, arguments) -> UserError:
-    """Make the error that names a user's function, what it must give, and what it gave instead."""
+    """Return the error that names a user's function, what it must give, and what it gave."""
     code = function.__code__
     place = f"{code.co_filename}, line {code.co_firstlineno}: {function.__name__}"
     return UserError(f"{place} must give {rule}; it gave {value!r:.200} for {arguments}")
 
 
 def checked(function, value, least=-1e30, most=1e30):
-    """Return a number that a user's function gave during a run. Raises UserError if it is none, or
-    out of its range."""
+    """Return a number that a user's function gave during a run. Raise UserError unless it is a
+    number in the range."""
     if is_number(value, least, most):
         return value
     code = function.__code__
@@ -127,7 +129,7 @@ def checked(function, value, least=-1e30, most=1e30):
 
 
 def is_number(value, least=-1e30, most=1e30) -> bool:
-    """Return whether a value is a number in a range; NaN and infinity are in none."""
+    """Return whether a value is a number in a range; NaN and infinity never are."""
     return isinstance(value, (int, float)) and least <= value <= most
 
 
@@ -136,7 +138,7 @@ def is_number(value, least=-1e30, most=1e30) -> bool:
 
 
 def choose(word: str, names) -> str:
-    """Say what to do instead of a word that is not among the names: the nearest one, then all."""
+    """Return advice for a word that is not among the names: the nearest name, then all."""
     names = [str(name) for name in names if name != ""]
     near = difflib.get_close_matches(word, names, 1)
     listed = f"choose from {', '.join(names)}"
@@ -146,32 +148,36 @@ def choose(word: str, names) -> str:
 
 
 def no_file(path) -> str:
-    """Say what is there instead of a file."""
+    """Return what is wrong with the path of a missing file."""
     return "a folder, not a file" if Path(path).is_dir() else "no such file"
 
 
 @contextmanager
 def one_line(folder, fault="cannot be used"):
-    """Within, whatever a library raises about a folder is a UserError of one line."""
+    """Turn anything a library raises about a folder into a UserError of one line."""
     try:
         yield
     except UserError:
         raise
-    except Exception as error:  # each family and each file format fails in a way of its own
+    except Exception as error:  # each model family and file format fails differently
         raise UserError(f"{folder} {fault}: {first_line(error):.300}") from None
 
 
 def first_line(error) -> str:
-    """Return what an exception says in one line, or its kind where it says nothing. Of an error of
-    the operating system only the reason: the file may be one that only we know of."""
+    """Return an exception's message in one line, or its kind if it has none.
+
+    For an error of the operating system return only the reason: its file may be an internal one.
+    """
     text = getattr(error, "strerror", "") or str(error).strip() or repr(error)
     return text.replace(":\n", ": ").splitlines()[0]
 
 
 def printable(text: str) -> str:
-    """Return text for the terminal that a model wrote, or somebody else: a character that is not
-    visible becomes an escape such as \\x1b, so that it can neither move the cursor nor hide a word.
-    Newlines stay."""
+    """Return untrusted text, made safe for a terminal.
+
+    Invisible characters except newlines become escapes such as \\x1b, so that they can neither move
+    the cursor nor hide a word.
+    """
     characters = []
     for character in text:
         if character.isprintable() or character == "\n":
@@ -182,8 +188,10 @@ def printable(text: str) -> str:
 
 
 def write_whole(path, *parts):
-    """Replace a file by texts or bytes, one after another. After a crash it holds the old contents,
-    or all of the new."""
+    """Replace a file's contents by texts or bytes, one after another, atomically.
+
+    After a crash it holds either the old contents or all of the new.
+    """
     if Path(path).is_dir():
         raise UserError(f"{path}: {no_file(path)}")
     scratch = Path(path).with_name(f"tmp-{Path(path).name}")
@@ -194,15 +202,15 @@ def write_whole(path, *parts):
             file.flush()
             os.fsync(file.fileno())  # before the rename: else a crash could leave an empty file
         os.replace(scratch, path)
-    except OSError as error:  # a full disk: give it back what was taken
+    except OSError as error:  # perhaps the disk is full: free what was taken
         with suppress(OSError):
             scratch.unlink()
         raise UserError(f"{path}: {first_line(error)}") from None
 
 
 def check_overwrite(path, beginning: bytes, force: bool):
-    """Raise UserError if a file is there that does not begin as the command begins its own. An
-    empty file loses nothing."""
+    """Raise UserError if a file is there that does not begin like the command's own. An empty file
+    may be replaced."""
     if force or not Path(path).is_file():
         return
     contents = Path(path).read_bytes()

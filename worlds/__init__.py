@@ -1,13 +1,12 @@
-"""Worlds: what the loop needs to know of a domain, as one class.
+"""Define worlds: what the loop needs to know about a domain, as one class.
 
-Usage: every module of this folder with a `class World(worlds.World)` is a world, by its name:
+Usage: every module of this folder with a `class World(worlds.World)` is a world, chosen by
 `--world NAME`. A new one begins as a copy of worlds/template.py; nothing else changes, and
-tests/test_worlds.py holds it against this contract. A task is a data_pool.Task, whose spec is plain
-JSON and holds all that its checker needs. Text that a model wrote is only ever parsed, never
-executed.
+tests/test_worlds.py checks it against this contract. A task is a data_pool.Task, whose spec is
+plain JSON and holds all that its checker needs. Models' text is parsed, never executed.
 
-Not a world's business: whether a generated task is a copy of its seed, a held-out task, a duplicate
-in its batch, or has control tokens in it: interaction.py checks that for all of them.
+interaction.py checks for all worlds whether a generated task is a copy of its seed, a held-out
+task, a duplicate in its batch, or contains control tokens.
 """
 import importlib
 import inspect
@@ -23,9 +22,9 @@ NO_SEED = Task("", {})
 
 
 class InvalidTask(Exception):
-    """What the simulator wrote is not a task; the message is the reason it is counted under.
+    """Refuse a text that is not a task; the message is the reason under which it is counted.
 
-    detail: for the author of a file, what is wrong in it.
+    detail: what is wrong, for the author of a task file.
     """
 
     def __init__(self, reason: str, detail=""):
@@ -34,168 +33,178 @@ class InvalidTask(Exception):
 
 
 class World:
-    """A domain: its tasks, its prompts and its checker.
+    """Define a domain: its tasks, prompts and checker.
 
     A subclass defines __init__ and the six methods below that raise NotImplementedError; it may
     override everything else.
     """
-    # every reason that parse_task and leaks give, for counting
+    # every reason that parse_task and leaks give for refusing a task
     REASONS = ()
     # {option of a run: its default in this world}; a preset and the command line win
     DEFAULTS = {}
-    # options of its own, {name: (default, help, choices or None)}; numbers are 0 or more, whole
-    # ones 1 or more unless their default is 0
+    # the world's own options, {name: (default, help, choices or None)}; numbers are 0 or more,
+    # integers 1 or more unless their default is 0
     OPTIONS = {}
     # whether --model names a chat model, whose memory is then estimated
     chat = True
     # limits of an episode; --max-response-tokens is for a turn
     max_turns = 1
     max_episode_tokens = 0
-    # passes of a warm start by default; 0: by how much there is to imitate
+    # default number of warm-start passes; 0 derives it from the number of examples
     warm_start_passes = 0
-    # whether the simulator imitates a task in one epoch only
+    # whether the simulator imitates each task in one epoch only
     imitate_once = False
-    # for the report: what `category` tells apart, and what `task_length` counts
+    # names for the report: what `category` distinguishes, and what `task_length` counts
     category_name = "kind"
     length_unit = "words"
-    # how answers are written, where the spec of a task does not say it
+    # form of the answers, if a task's spec does not define it
     form = ""
 
     def __init__(self, o):
-        """Keep o, the run's Options. Raises UserError for options and files that cannot be used."""
+        """Keep o, the run's Options. Raise UserError for options and files that cannot be used."""
         self.o = o
         for name in o.world_options.keys() - self.OPTIONS.keys():
             raise UserError(f"the option {name!r} of this run is none of --world {o.world} any "
                             "more: use the version that made the run")
 
-    # ---- what every world defines
+    # ---- every world defines these
 
     def base_tasks(self):
-        """Return the seed tasks that everything starts from: a list of Task, origin "base", the
-        same at each call."""
+        """Return the seed tasks that everything starts from.
+
+        A list of Tasks of origin "base", the same at each call.
+        """
         raise NotImplementedError
 
     def validation_tasks(self, split="validation"):
         """Return a list of held-out Tasks.
 
-        Split "validation" is only ever reported, "tuning" is for choosing settings. No key (see
+        Split "validation" is only reported, "tuning" is for choosing settings. No key (see
         same_task_key) of one split is in the other or in the base.
         """
         raise NotImplementedError
 
     def env_prompt(self, seed_task, success):
-        """Return what the simulator is asked: a text, or a list of chat messages.
+        """Return the simulator's prompt: a text, or a list of chat messages.
 
-        success: p_hat in [0, 1], None if unknown, which the prompt must say. alpha is left out: a
+        success: p_hat in [0, 1], None if unknown, which the prompt must state. alpha is left out: a
         schedule moves it, and old records are imitated under the prompt they were written for. If
-        the last message is the assistant's, the simulator continues it, and parse_task gets what
-        follows.
+        the last message is the assistant's, the simulator continues it, and parse_task gets only
+        the continuation.
         """
         raise NotImplementedError
 
     def parse_task(self, text, seed_task, epoch):
-        """Read the simulator's text: return Task(text, spec, "env", seed_task.id, epoch).
+        """Return the simulator's text as Task(text, spec, "env", seed_task.id, epoch).
 
-        Raises InvalidTask with one of REASONS and nothing else, for any text. NO_SEED (an empty
-        spec) is given where there is no seed task.
+        For any text, raise nothing but InvalidTask with one of REASONS. Without a seed task,
+        seed_task is NO_SEED, whose spec is empty.
         """
         raise NotImplementedError
 
     def agent_prompt(self, task):
-        """Return what the agent is asked: a text, or a list of chat messages."""
+        """Return the agent's prompt: a text, or a list of chat messages."""
         raise NotImplementedError
 
     def score(self, task, response):
         """Return Eq. 1 as (reward in [0, 1], valid); valid: well-formed and evaluable.
 
-        Never raises, for any text, and is quick for long ones. The response to an episode is the
-        list of the agent's turns.
+        Never raise for any text, and be quick for long ones. In an episode the response is the list
+        of the agent's turns.
         """
         raise NotImplementedError
 
-    # ---- what a world may override
+    # ---- a world may override these
 
     def option(self, name: str):
-        """The value of one of OPTIONS: as given, else its default."""
+        """Return the value of one of OPTIONS, by default its default."""
         return self.o.world_options.get(name, self.OPTIONS[name][0])
 
     def load_policy(self):
-        """The Policy with fresh adapters "agent" and "env", next to --env-model with "agent" alone
-        (open_policy does so); UserError if the model does not fit. Here it is the chat model of
-        --model."""
+        """Return the Policy with fresh adapters, by default of the chat model in --model.
+
+        The adapters are "agent" and "env", or only "agent" with an --env-model, as open_policy
+        makes them. Raise UserError if the model does not fit.
+        """
         return open_policy(self.o.model, self.o)
 
     @classmethod
     def defaults(cls, asked: dict) -> dict:
-        """DEFAULTS for a run with these options (what the command line and its preset say)."""
+        """Return DEFAULTS for a run. asked: the options of its command line and preset."""
         return cls.DEFAULTS
 
     @classmethod
     def scorer(cls, form: str):
-        """A world that can only score answers of this form: without options, files or a model."""
+        """Return a world that can only score answers of this form, without options or files."""
         world = cls.__new__(cls)
         world.form = form
         return world
 
     def skills(self, task):
-        """Names of the tools a task uses, for the diversity figures."""
+        """Return the names of the tools that a task uses, for the diversity figures."""
         return []
 
     def task_length(self, task) -> int:
-        """Length in the world's natural unit."""
+        """Return a task's length in the world's unit."""
         return len(task.text.split())
 
     def category(self, task) -> str:
-        """A label that validation is broken down by."""
+        """Return a label by which validation is broken down."""
         return ""
 
     def same_task_key(self, task):
-        """A text, or a tuple of texts: tasks that share one are the same task, as copies,
-        duplicates and held-out tasks go. The id differs wherever the task does, the key only where
-        it matters."""
+        """Return a text, or a tuple of texts, that identifies a task.
+
+        Tasks that share one are copies or duplicates of each other. Any difference changes the id,
+        but only a difference that matters changes this key.
+        """
         return task.id
 
     def leaks(self, task) -> str:
-        """The reason why nothing is left to answer, such as "answer leaked"; or ""."""
+        """Return why nothing is left to answer, such as "answer leaked", or ""."""
         return ""
 
     def graded(self, task, response, reward: float) -> float:
-        """The reward of a response with partial credit, in [0, 1]; 1 only where the reward is."""
+        """Return the reward with partial credit, in [0, 1]; it is 1 only if the reward is 1."""
         return reward
 
     def gold(self, task) -> str:
-        """A response that earns 1, "" if the world has none."""
+        """Return a response that earns 1, or "" if the world has none."""
         return ""
 
     def start(self, task):
-        """A fresh state of an episode; None if the task takes a single answer."""
+        """Return a new state of an episode; None if the task takes a single answer."""
         return None
 
     def respond(self, task, state, text):
-        """What is said to a turn of the agent; None when the episode is over. May change state."""
+        """Return the reply to an agent's turn, None at the end of the episode. May change state."""
         return None
 
     def seed_for(self, task, generator) -> Task:
-        """The seed task as it is put to the simulator, with the same id."""
+        """Return the seed task as the simulator sees it, with the same id."""
         return task
 
     def asked_task(self, text) -> Task:
-        """Return a person's text as a task; its origin is "asked" if nobody knows the right answer.
-        Raises InvalidTask if it is no task of this world."""
+        """Return a person's text as a task, of origin "asked" if its right answer is unknown.
+
+        Raise InvalidTask if it is not a task of this world.
+        """
         return self.parse_task(text, NO_SEED, 0)
 
     def offered(self, task) -> Task:
-        """Return a task as it is put to a trained agent by `genenv.py ask`."""
+        """Return a task as `genenv.py ask` gives it to a trained agent."""
         return task
 
     def remarks(self, task, response) -> dict:
-        """Return what `genenv.py ask` prints of an answer besides Eq. 1."""
+        """Return what `genenv.py ask` prints about an answer besides Eq. 1."""
         return {}
 
     def warm_start_pairs(self, turn=0):
-        """For `genenv.py warm-start`, in its pass number `turn`: {"agent": pairs, "env": pairs},
-        pairs (prompt, response) to imitate; an episode's response is its list of turns and
-        observations. {}: nothing to imitate."""
+        """Return {"agent": pairs, "env": pairs} for pass number `turn` of a warm start.
+
+        Pairs are (prompt, response) to imitate; an episode's response is its list of turns and
+        observations. {} means that there is nothing to imitate.
+        """
         return {}
 
 
@@ -203,10 +212,10 @@ class World:
 # finding worlds
 
 def world_names():
-    """Names of the worlds in this folder, without the template."""
+    """Return the names of the worlds in this folder, without the template."""
     names = []
     for module in pkgutil.iter_modules(__path__):
-        # read, not imported: a world may need a package that only its users have
+        # read the source without importing: a world may need a package that only its users have
         code = Path(find_spec(f"worlds.{module.name}").origin).read_text(encoding="utf-8")
         if module.name != "template" and "\nclass World(" in code:
             names.append(module.name)
@@ -214,7 +223,7 @@ def world_names():
 
 
 def load_world(name: str) -> type[World]:
-    """The class of a world. Raises UserError for an unknown name or a module without one."""
+    """Return a world's class. Raise UserError for an unknown name or a module without one."""
     if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
         names = choose(name, world_names())
         raise UserError(f"unknown world {name!r}: {names}, or write worlds/NAME.py")
@@ -225,14 +234,17 @@ def load_world(name: str) -> type[World]:
 
 
 def import_own(name: str):
-    """Import a module that users change. Raises UserError for whatever goes wrong."""
+    """Import a module that users edit. Raise UserError if anything goes wrong."""
     with users_code(find_spec(name).origin):
         return importlib.import_module(name)
 
 
 def open_policy(model: str, o, adapters=None, **how):
-    """The Policy of a model folder or hub name, as the options say. adapters: those that it gets;
-    None: both, or only the agent's next to an --env-model. how: more of what Policy.load takes."""
+    """Return the Policy of a model folder or hub name, by the run's options.
+
+    adapters: their names; None: both, or only the agent's with an --env-model. how: further
+    arguments of Policy.load.
+    """
     if not model:
         raise UserError("this world needs --model: a folder or hub name of a chat model")
     if adapters is None:
@@ -241,23 +253,23 @@ def open_policy(model: str, o, adapters=None, **how):
 
 
 # ---------------------------------------------------------------------------------------------
-# what holds for tasks of every world
+# tasks of every world
 
 
 def task_keys(world, task) -> frozenset:
-    """What a task is recognised by: two tasks that share a key are the same task."""
+    """Return a task's keys: two tasks that share one are the same task."""
     key = world.same_task_key(task)
     return frozenset([key] if isinstance(key, str) else key)
 
 
 def held_out_keys(world) -> frozenset:
-    """The keys of every held-out task: made once per run."""
+    """Return the keys of every held-out task, made once per run."""
     return frozenset(key for split in ("validation", "tuning")
                      for task in world.validation_tasks(split) for key in task_keys(world, task))
 
 
 def task_texts(value):
-    """Every text in a task, or in a value of its spec: what may end up in a prompt."""
+    """Yield every text in a task, or in a value of its spec, that may enter a prompt."""
     if isinstance(value, Task):
         value = [value.text, value.spec]
     if isinstance(value, dict):
@@ -270,20 +282,19 @@ def task_texts(value):
 
 
 def special_token_in(value, tokenizer) -> str:
-    """Return the first added token of the tokenizer that a task, a text or a spec spells; "" if
-    none.
+    """Return the first added token of the tokenizer that a task, text or spec spells; "" if none.
 
-    Encoded again, in a prompt, it would be a real one: the end of a turn or, such as <think>, the
-    beginning of something that no text may begin.
+    Encoded in a prompt it would become a real token: the end of a turn or, such as <think>, the
+    start of something that no text may start.
     """
     text = "\n".join(task_texts(value))
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    # runs of blanks are tokens of some models, and ordinary text
+    # ignore runs of blanks: some models have tokens for them, but they are ordinary text
     tokens = {i: str(token) for i, token in added.items() if str(token).strip(" \t\n\r\u2581")}
     for token in sorted({*tokens.values(), *getattr(tokenizer, "all_special_tokens", ())}):
         if token in text:
             return token
-    # some tokenizers change letters before they look for their tokens
+    # encode as well: some tokenizers change letters before they look for their tokens
     ids = tokenizer.encode(text, add_special_tokens=False) if tokens else ()
     unknown = {tokenizer.unk_token_id, tokenizer.pad_token_id} if tokens else ()
     marks = [tokens[i] for i in ids if i in tokens and i not in unknown]

@@ -1,8 +1,8 @@
 """Try a world before its run: its methods on a few tasks, then its texts on the model.
 
-Usage: `open_world(o)` opens the world that the options of a run name and tries it;
-`check_texts_survive(world, policy)` tries its texts once the model is loaded. What a user's own
-world gets wrong is one line with the line of his file, before anything is trained.
+Usage: `open_world(o)` opens and tries the world named by a run's options;
+`check_texts_survive(world, policy)` tries its texts once the model is loaded. A mistake in a user's
+own world is reported in one line with its place in the file, before anything is trained.
 """
 import inspect
 import json
@@ -15,8 +15,8 @@ from worlds import InvalidTask, World, load_world, special_token_in, task_keys, 
 
 
 def open_world(o) -> World:
-    """Open the world that the options of a run name, and try it on a few tasks. Raises
-    UserError."""
+    """Return the world named by a run's options, tried on a few tasks. Raise UserError if it
+    fails."""
     world_class = load_world(o.world)
     with users_code(inspect.getfile(world_class)):
         world = world_class(o)
@@ -26,9 +26,11 @@ def open_world(o) -> World:
 
 
 def try_world(world):
-    """Call the methods of a world as a run will, on a few tasks of each split, before its model is
-    loaded. Raises UserError for a value that the loop cannot use, or would silently train on, and
-    for a task that is in two splits."""
+    """Call a world's methods as a run will, on a few tasks of each split, before loading a model.
+
+    Raise UserError for a value that the loop cannot use or would silently train on, and for a task
+    in two splits.
+    """
     note_near_misses(type(world))
     splits = {"base": world.base_tasks(), "validation": world.validation_tasks(),
               "tuning": world.validation_tasks("tuning")}
@@ -45,15 +47,14 @@ def try_world(world):
             try_task(world, task)
     check_splits_disjoint(world, splits)
     warn_if_prompt_contains_answer(world, splits["base"])
-    # a world that trains its own base model must not show it empty answers
+    # a world must not train its own base model on empty answers
     if hasattr(world, "pairs"):
         for prompt, response in world.pairs(random.Random(0), 20):
             expect(response.strip(), world.pairs, "no empty response (is `gold` missing?)", prompt)
 
 
 def note_near_misses(world_class):
-    """Print the methods of a world that are named nearly as an optional one that it lacks: they
-    would never be called."""
+    """Print a world's methods whose names nearly match an optional one: they are never called."""
     missing = [name for name in vars(World) if name not in vars(world_class)]
     for name in vars(world_class).keys() - vars(World):
         for near in get_close_matches(name, missing, 1, 0.7):
@@ -62,26 +63,25 @@ def note_near_misses(world_class):
 
 
 def expect(is_right, method, rule: str, value="others", argument="this call"):
-    """Raise the UserError that names a method of a world, what it must give, and what it gave,
-    unless that is right."""
+    """Raise a UserError unless a method's value is right: what it must give, and what it gave."""
     if not is_right:
         raise wrong_value(inspect.unwrap(method), rule, value, repr(argument)[:200])
 
 
 def some(tasks, n: int) -> list:
-    """Return n tasks, or all if there are fewer, spread over a list."""
+    """Return n tasks spread over a list, or all if there are fewer."""
     return tasks[::max(1, len(tasks) // n)][:n]
 
 
 def is_task(task) -> bool:
-    """Return whether it is a Task with a text, and a spec that JSON gives back as it was."""
+    """Return whether it is a Task with a text, and a spec that survives JSON unchanged."""
     if not isinstance(task, Task) or not task.text:
         return False
     return json.loads(json.dumps(task.spec)) == task.spec
 
 
 def check_splits_disjoint(world, splits: dict):
-    """Raise UserError if a task of one split is in another."""
+    """Raise UserError if a task is in two splits."""
     split_of = {}
     for split, tasks in splits.items():
         for task in tasks:
@@ -93,12 +93,12 @@ def check_splits_disjoint(world, splits: dict):
 
 
 def warn_if_prompt_contains_answer(world, base):
-    """Print a line if the right answer is in most of the agent's prompts."""
+    """Print a line if most of the agent's prompts contain the right answer."""
     tasks, copied = some(base, 20), []
     for task in tasks:
         prompt = "\n".join(task_texts(world.agent_prompt(task)))
         gold = world.gold(task)
-        # a shorter one, such as a number, may be there by chance
+        # a shorter answer, such as a number, may appear by chance
         if len(gold) > 3 and gold in prompt:
             copied.append(gold)
     if len(copied) > len(tasks) / 2:
@@ -109,14 +109,14 @@ def warn_if_prompt_contains_answer(world, base):
 
 # ---- a task
 
-# {method that gets a task: the types that it may return}
+# {method of a task: its allowed types of result}
 RETURNS = {
     "agent_prompt": (str, list), "category": str, "leaks": str, "gold": str,
     "skills": (list, tuple), "task_length": (int, float), "same_task_key": (str, tuple)}
 
 
 def try_task(world, task):
-    """Ask a world what the loop asks about a task."""
+    """Call the methods that the loop calls on a task."""
     for name, types in RETURNS.items():
         method = getattr(world, name)
         value = method(task)
@@ -125,7 +125,7 @@ def try_task(world, task):
         prompt = world.env_prompt(task, success)
         is_prompt = prompt and isinstance(prompt, (str, list))
         expect(is_prompt, world.env_prompt, "a text or chat messages", prompt, task)
-    # a few responses of the agent, and the same texts as if the simulator had written them
+    # try texts as responses of the agent, and as if the simulator had written them
     gold = world.gold(task)
     for text in ("", "?", task.text, gold):
         try_score(world, task, text, is_gold=text == gold)
@@ -138,12 +138,12 @@ def try_task(world, task):
 
 
 def response_of(world, task, text):
-    """Return a text as a response to a task: the turns of an episode are its lines."""
+    """Return a text as a response to a task: in an episode its lines are the turns."""
     return text if world.start(task) is None else text.split("\n")
 
 
 def try_score(world, task, text, is_gold):
-    """Score a response; the gold one must earn 1, an empty one nothing."""
+    """Score a response: the gold one must earn 1, an empty one 0."""
     response = response_of(world, task, text)
     score = world.score(task, response)
     is_score = isinstance(score, tuple) and len(score) == 2 and isinstance(score[1], bool)
@@ -176,8 +176,8 @@ def try_parse(world, seed_task, text):
 def check_texts_survive(world, policy, teacher=()):
     """Try the texts of every base, held-out and teacher's task with a policy.
 
-    Raises UserError for a chat template that loses a message (`encode`), a prompt over
-    --max-prompt-tokens, and an answer that this policy cannot write, or may not, as it is too long.
+    Raise UserError for a chat template that drops a message (`encode`), a prompt over
+    --max-prompt-tokens, and a right answer that this policy cannot write or that is too long.
     """
     held_out = *world.validation_tasks(), *world.validation_tasks("tuning")
     for task in [*world.base_tasks(), *teacher, *held_out]:
@@ -187,7 +187,7 @@ def check_texts_survive(world, policy, teacher=()):
 
 
 def text_fault(world, policy, task) -> str:
-    """Return why a task does not survive this policy's tokenizer and chat template, or ""."""
+    """Return why a task does not survive a policy's tokenizer and chat template, or ""."""
     token = special_token_in(task, policy.tokenizer)
     if token:
         return f"spells {token!r}, a control token of this model: remove or reword it"
