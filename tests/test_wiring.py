@@ -21,7 +21,7 @@ import data_pool
 import genenv
 import rwr
 from curriculum import in_band
-from data_pool import distinct, read_jsonl
+from data_pool import TrainPool, distinct, read_jsonl
 from grpo import grpo_update
 from interaction import attempt_score
 from policy import Policy
@@ -39,9 +39,9 @@ OPTIONS = dict(  # no default anywhere: a constant instead of an option is seen
     agent_reward="graded", beta=5.0, k_min=0.2, p_hat_unit="seed", rank=3, max_rows=41,
     env_batch=2, threads=3)
 RECORDED = [
-    (Policy, "sample"), (curriculum, "select_seed_tasks"), (genenv, "read_written"),
-    (genenv, "play"), (genenv, "interact"), (genenv, "grpo_update"), (genenv, "rwr_update"),
-    (genenv, "end_epoch")]
+    (Policy, "sample"), (TrainPool, "sample"), (curriculum, "select_seed_tasks"),
+    (genenv, "read_written"), (genenv, "play"), (genenv, "interact"), (genenv, "grpo_update"),
+    (genenv, "rwr_update"), (genenv, "end_epoch")]
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +85,8 @@ def record(patch, owner, name, calls):
                 arguments[key] = [copy.copy(item) for item in value]
         result = function(*values, **keywords)
         at = sum(call.name == "end_epoch" for call in calls)
-        calls.append(SimpleNamespace(**arguments, name=name, result=result, at=at))
+        calls.append(SimpleNamespace(
+            **arguments, name=function.__qualname__, result=result, at=at))
         return result
 
     patch.setattr(owner, name, recorded)
@@ -148,7 +149,7 @@ def texts_of(recording, t):
 def test_options_reach_the_sampler_and_both_updates(recording):
     """Otherwise a run would use other settings than its config.json says."""
     run, seed, sampled = recording.run, 3 * OPTIONS["seed"], set()
-    for call in of(recording.calls, "sample"):
+    for call in of(recording.calls, "Policy.sample"):
         limits = call.G, call.max_new_tokens, call.temperature, call.max_rows
         sampled.add((call.adapter, *limits, call.generator.initial_seed()))
     assert sampled == {
@@ -176,7 +177,7 @@ def test_the_simulator_writes_again_for_what_is_missing(recording):
 def test_seed_tasks_are_of_the_base_or_were_measured_recently(recording):
     """Otherwise the simulator would vary stale tasks, or hear of a success that is long gone."""
     run, measured = recording.run, {}
-    prompts = [call.prompts for call in of(recording.calls, "sample") if call.adapter == "env"]
+    prompts = [call.prompts for call in of(recording.calls, "Policy.sample") if call.adapter == "env"]
     for step in recording.steps:
         # measured in this epoch or in the one before
         recent = {i: p_hat for i, (p_hat, at) in measured.items() if step.at - at <= 1}
@@ -205,6 +206,8 @@ def test_a_batch_is_filled_up_from_d_train(recording):
             if trial.task.id in d_train or any(e.valid for e in trial.traces):
                 d_train.add(trial.task.id)
                 p_hats[trial.task.id] = trial.p_hat, step.at
+    for call in of(recording.calls, "TrainPool.sample"):
+        assert (call.base_share, call.generator) == (0.4, recording.run.rng)
     assert train_pool.tasks.keys() == d_train and train_pool.p_hat == p_hats
     assert not d_train.issuperset(w.task.id for step in recording.steps for _, w in step.new_texts)
 
