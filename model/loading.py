@@ -249,7 +249,7 @@ def read_adapter(model, folder, name):
     with one_line(folder):
         keys = model.load_adapter(str(folder), name)
     if keys.missing_keys or keys.unexpected_keys:  # PEFT would only warn
-        raise UserError(f"the adapter {folder} was trained on another model: its layers are others")
+        raise UserError(f"the adapter {folder} was trained on another model: its layers differ")
 
 
 def note_base(folder, names, model: str):
@@ -343,4 +343,4 @@ def check_gradient(policy, adapter, rollouts):
     plain, again = both
     if not (again - plain).norm() <= 0.05 * plain.norm():
         raise UserError(f"{policy.lm.config.model_type} models compute something else in train "
-                        "mode: their gradient is another one under gradient checkpointing")
+                        "mode: their gradient changes under gradient checkpointing")

@@ -64,7 +64,7 @@ def choose_folder(o) -> Path:
     contents = {path.name for path in folder.iterdir()} - {"lock", "tmp-config.json"}
     if contents and not o.resume:
         raise UserError(f"--out {folder} is not empty: choose another; to resume a run there, add "
-                        "--resume; a warm start's model there: give it as --model")
+                        "--resume; if it holds a warm start's model, give it as --model")
     return folder
 
 
@@ -88,7 +88,7 @@ def lock_folder(folder: Path):
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         raise UserError(
-            f"another program is at work in {folder}: wait, or choose another --out") from None
+            f"another program is using {folder}: wait, or choose another --out") from None
     except OSError as error:
         raise UserError(f"the disk of {folder} cannot lock files ({first_line(error)}): choose an "
                         "--out on another disk") from None
@@ -164,7 +164,7 @@ def load(run):
         check_origin(saved["origin"], run.origin, run.o.alpha_schedule)
         last_epoch = saved["state"]["epoch"] - 1
         if last_epoch > run.o.epochs:
-            raise UserError(f"--epochs is {run.o.epochs}: {run.folder} has come to epoch "
+            raise UserError(f"--epochs is {run.o.epochs}: {run.folder} has already finished epoch "
                             f"{last_epoch}")
         check_files(run.folder, saved["files"])
         with one_line(path, "does not fit the options in config.json"):
@@ -203,8 +203,8 @@ def check_nothing_to_lose(folder: Path):
     trained = _read(folder / "metrics.jsonl").count(b"\n") > 1
     # epoch 0 writes no env.jsonl
     if trained or _read(folder / "env.jsonl") or (folder / "adapters").exists():
-        raise UserError(f"{folder} has no checkpoint.pt, but what was written after its first one: "
-                        "copy it as well, or choose another --out")
+        raise UserError(f"{folder} has files later than its first checkpoint, but no "
+                        "checkpoint.pt: copy it as well, or choose another --out")
 
 
 def restore(run, saved: dict):

@@ -385,7 +385,7 @@ def check_teacher(o):
     """Check that --teacher-tasks and --variant teacher come together."""
     if (o.variant == "teacher") != bool(o.teacher_tasks):
         raise wrong_option("teacher_tasks", o.teacher_tasks,
-                           "--variant teacher needs a file of tasks, no other variant takes one")
+                           "--variant teacher needs a file of tasks, no other variant accepts one")
 
 
 def check_alpha_end(o):

@@ -151,8 +151,8 @@ def load_players(o, world, teacher) -> tuple[Policy, Policy]:
     if o.model and world.chat:
         memory.check([model_config(name) for name in (o.model, o.env_model) if name], o)
     elif o.quant:
-        raise UserError(f"--quant {o.quant} packs a chat model, --world {o.world} has a tiny one "
-                        "of its own: name another --model, or leave it out")
+        raise UserError(f"--quant {o.quant} is for chat models, --world {o.world} has a tiny "
+                        "model: name another --model, or leave --quant out")
     policy = simulator = world.load_policy()
     if o.env_model:
         simulator = open_policy(o.env_model, replace(o, model=o.env_model), ("env",))
