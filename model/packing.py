@@ -64,7 +64,6 @@ def pack(groups, device=None) -> Pack:
         ids += line + padding
         positions += places + padding
 
-    # transfer the lists to the device, once for each shape
     inputs = torch.tensor([ids, positions], device=device).view(2, B, L)
     outputs = torch.tensor(predictions, dtype=torch.long, device=device).view(-1, 4)  # (M, 4)
     source, target, rows, cols = outputs.T.contiguous()

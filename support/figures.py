@@ -233,7 +233,6 @@ def p_hat_by_epoch(counts: list, band: dict):
     rows = list(zip(*shares))  # (G + 1, epochs)
     mesh = axis.pcolormesh(epoch_edges, p_hat_edges, rows, cmap="Greys", vmin=0)
     figure.colorbar(mesh, label="share of tasks")
-    # draw the band's two edges
     axis.plot(list(band), list(band.values()), color="C1", marker=".", label=[BAND, "_"])
     add_legend(figure)
     return figure

@@ -103,7 +103,6 @@ def success_figures(new, G: int) -> dict:
     # mean of p_hat (Eq. 2)
     figures["success_rate"] = mean(trial.p_hat for trial in new)
     figures["p_hat_counts"] = p_hat_counts(new, G)
-    # share of tasks solved every time, and never
     figures["solved"] = mean(trial.p_hat == 1 for trial in new)
     figures["unsolved"] = mean(trial.p_hat == 0 for trial in new)
     # share of tasks with both right and wrong attempts: GRPO learns nothing from the others
@@ -151,7 +150,6 @@ def agent_figures(run, env_stats: dict) -> dict:
     # entropy of the policy, per token
     tokens = sum(e.tokens for e in traces)
     figures["entropy"] = state.surprise / tokens if tokens else None
-    # share of attempts that hit a limit
     figures["truncated"] = mean(bool(e.truncated) for e in traces)
     # see grpo.grpo_update
     for key in ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens", "mismatch"):
@@ -176,7 +174,6 @@ def simulator_figures(run, new, env_stats: dict) -> dict:
         "written": state.written,
         "invalid": dict(state.invalid),
         "refused": None,
-        # variety of the new tasks, in bits
         "skill_entropy": entropy(skill for x in new for skill in run.world.skills(x.task)),
         # tasks in the band |p_hat - alpha| <= k_min
         "env_kept": None,
@@ -194,7 +191,6 @@ def simulator_figures(run, new, env_stats: dict) -> dict:
 def size_figures(run, new) -> dict:
     """Count tasks and records, and time the epoch."""
     return {
-        # new tasks, each counted once
         "distinct_tasks": len(new),
         # size of both pools, over all epochs so far
         "d_train": len(run.train_pool.tasks),

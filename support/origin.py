@@ -20,7 +20,7 @@ PROJECT = Path(__file__).resolve().parents[1]
 # files that make up the method; curriculum.py is split into its functions below
 METHOD = ("genenv.py", "interaction.py", "policy.py", "grpo.py", "rwr.py", "data_pool.py",
           "worlds/__init__.py")
-NOT_COMPARED = {*MAY_CHANGE, "code"}  # these options may differ
+NOT_COMPARED = {*MAY_CHANGE, "code"}
 
 
 # ---------------------------------------------------------------------------------------------

@@ -177,7 +177,6 @@ def changed_options(o) -> list:
 def sample_cards(metrics, samples) -> list:
     """Return [{"heading": epoch, "cards": its samples}] of the first, middle and last epoch."""
     groups = []
-    # list an epoch only once if the run is short
     last = metrics[-1]["epoch"]
     for epoch in sorted({0, (last + 1) // 2, last}):
         cards = [card(r) for r in samples if r["epoch"] == epoch]
