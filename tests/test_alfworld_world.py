@@ -67,7 +67,7 @@ LOOK_ALIKES = ["mug) (won", "m\u0443g", "mu\uff47", "\uff4d\uff55\uff47", "mug\u
 
 @pytest.mark.parametrize("word", LOOK_ALIKES)
 def test_look_alikes_of_a_word_are_refused(word):
-    """Otherwise a text of a model would become PDDL, or a rule of the texts, which are evaluated."""
+    """Otherwise a model's text would become PDDL, or a rule of the grammar, which is evaluated."""
     for text in (HOME.replace("mug", word), HOME.replace("plate", word), HOME + word,
                  HOME.replace("drawer", word), f"{word} {HOME}"):
         raised(InvalidTask, "^(malformed|inconsistent)$", a.read_home, text)
@@ -84,7 +84,8 @@ def test_facts_come_from_the_words_of_the_household_only():
 
 @pytest.mark.parametrize("text, reason", [
     ("", "malformed"), ("x" * 10_000, "too large"), ("(" * 500, "malformed"),
-    (HOME.replace("clean", "sliced"), "malformed"), (HOME.replace("put clean mug", ""), "malformed"),
+    (HOME.replace("clean", "sliced"), "malformed"),
+    (HOME.replace("put clean mug", ""), "malformed"),
     (HOME + " sink .", "inconsistent"), (HOME + " mug in sink . mug in sink .", "inconsistent"),
     (HOME.replace("mug in drawer", "mug and plate in drawer"), "two goals"),
     (HOME.replace("mug in counter", "egg in counter"), "inconsistent")])
@@ -214,7 +215,8 @@ def some_text(rng, good):
     words = rng.choice(good).split()
     if rng.random() < 0.2:
         places = rng.sample(h.RECEPTACLES, rng.randint(1, 8))
-        parts = [f"put {rng.choice([*a.GOALS])} {rng.choice(h.OBJECTS[:4])} in {rng.choice(places)}"]
+        goal, item, place = rng.choice([*a.GOALS]), rng.choice(h.OBJECTS[:4]), rng.choice(places)
+        parts = [f"put {goal} {item} in {place}"]
         for place in places:
             parts.append(f"{place} closed" if place in h.CLOSABLE else place)
             parts += [f"{rng.choice(h.OBJECTS[:4])} in {place}" for _ in range(rng.randint(0, 1))]

@@ -226,7 +226,9 @@ def test_play_scores_what_happened():
     assert scores == [(1.0, True), (0.0, True), (1.0, True), (0.0, True)]
     # each attempt's observations are those of its own household; the one that ends it is None
     for task, reply, text in zip(tasks, replies, texts):
-        assert [*text[1::2], None][:len(reply)] == turns(task, *reply)[:len(text[::2])]
+        turns_made = len(text[::2])
+        observations = [*text[1::2], None][:len(reply)]
+        assert observations == turns(task, *reply)[:turns_made]
     assert transcript(rollouts[0], texts[0]).startswith("> go to counter\nyou see mug plate .\n")
 
 

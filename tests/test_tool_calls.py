@@ -134,7 +134,7 @@ def world():
 
 
 def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path):
-    """Otherwise every validation number would be a lie: same calls in other words, or same words."""
+    """Otherwise validation would lie: the same calls in other words, or the same words."""
     several = [record(f"{how} hall light to level {n}, please.", light(level=n))
                for n in range(40) for how in ("Set the", "I would like the")]
     several += [record(f"set the hall light to level {n}, please", light(level=n + 50))

@@ -177,7 +177,8 @@ def test_the_simulator_writes_again_for_what_is_missing(recording):
 def test_seed_tasks_are_of_the_base_or_were_measured_recently(recording):
     """Otherwise the simulator would vary stale tasks, or hear of a success that is long gone."""
     run, measured = recording.run, {}
-    prompts = [call.prompts for call in of(recording.calls, "Policy.sample") if call.adapter == "env"]
+    samples = of(recording.calls, "Policy.sample")
+    prompts = [call.prompts for call in samples if call.adapter == "env"]
     for step in recording.steps:
         # measured in this epoch or in the one before
         recent = {i: p_hat for i, (p_hat, at) in measured.items() if step.at - at <= 1}

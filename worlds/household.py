@@ -618,7 +618,8 @@ class World(TinyWorld):
         """
         role = rng.choice(("env", "env", "one", "one", "two"))
         rungs = {"env": RUNGS, "one": RUNGS[:-2], "two": RUNGS[-2:]}[role]
-        tasks = [random_task(rng, rng.choice(rungs), (2, 3), "demo", held_out_keys()) for _ in range(n)]
+        held_out = held_out_keys()
+        tasks = [random_task(rng, rng.choice(rungs), (2, 3), "demo", held_out) for _ in range(n)]
         if role != "env":
             return [self.demonstrate(task, rng) for task in tasks]
         pairs = []

@@ -153,8 +153,8 @@ def _keys_of_json(task: str) -> tuple:
 def read_tasks(path: str, tools: dict):
     """Return every task of a JSONL file.
 
-    tools: {name: spec} of --tools, for tasks without tools of their own; may be empty. Raises UserError with the
-    first bad lines.
+    tools: {name: spec} of --tools, for tasks without tools of their own; may be empty. Raises
+    UserError with the first bad lines.
     """
     text = tool_lists.read_text(path, "--base-tasks and --validation-tasks take JSONL")
     tasks, lines_asking, faults = [], {}, []
