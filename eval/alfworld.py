@@ -29,7 +29,8 @@ which forgives only white space at the ends; `verl_agent_exact` uses the other p
 import re
 
 from errors import UserError
-from eval.common import Verdict, between, read_rows
+from eval.common import Verdict, read_rows
+from worlds.alfworld_text import normalise, prompt, read_boxed
 
 NAME = "alfworld"
 PAPER = {"Qwen2.5-7B": 14.2, "GenEnv 7B": 54.5}
@@ -39,12 +40,6 @@ NOTE = "single steps are GenEnv's own cut; expert: planner walkthroughs (the pap
 
 PARTS = ("valid_seen", "valid_unseen")
 MAX_STEPS = 50  # official length of an episode
-
-SYSTEM = ("You act in a household through text commands, one command per turn. Names carry "
-          "numbers, as in countertop 1. You can hold one object at a time.")
-ASK = ("Give the next command, copied exactly from the list. Think briefly if you need to, then "
-       "end with the command in \\boxed{}, for example \\boxed{go to desk 1}.")
-
 
 # ---------------------------------------------------------------------------------------------
 # records
@@ -78,44 +73,8 @@ def _steps(row: dict) -> list[dict]:
     return records
 
 
-def prompt(record: dict) -> list[dict]:
-    """Return chat messages: the transcript so far, the admissible commands, the question."""
-    lines = [record["observation"]]
-    for command, observation in record["history"]:
-        lines += [f"\n> {command}", observation]
-    text = "\n".join([*lines, "", question(record["admissible"])])
-    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
-
-
-def question(admissible) -> str:
-    """Return the end of a prompt: the commands that are admissible now, and what is asked."""
-    options = "\n".join(admissible)
-    return f"Commands you can give now:\n{options}\n\n{ASK}"
-
-
 # ---------------------------------------------------------------------------------------------
 # readers and rules; every one of them takes time linear in the text
-
-
-def read_boxed(text: str) -> str:
-    r"""Read as GenEnv does: the content of the last \boxed{...}, else the text without one $...$.
-
-    The box ends at the first closing brace (so \boxed{\text{x}} breaks, as it does there). This
-    is a scan: the usual lazy pattern takes quadratic time on a megabyte of unclosed boxes.
-    """
-    boxes = list(between(text, "\\boxed{", "}"))
-    if boxes:
-        return boxes[-1].strip()
-    text = text.strip()
-    if len(text) >= 2 and text[0] == "$" == text[-1]:
-        return text[1:-1].strip()
-    return text
-
-
-def normalise(text: str) -> str:
-    """Normalise as GenEnv does: strip space, backticks and quotes; single spaces; lower case."""
-    text = text.strip().strip("`").strip('"').strip("'")
-    return re.sub(r"\s+", " ", text).lower()
 
 
 def genenv_reward(response: str, expert: str) -> float:

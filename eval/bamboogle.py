@@ -21,7 +21,8 @@ import re
 import string
 from collections import Counter
 
-from eval.common import Verdict, between, read_array
+from eval.common import Verdict, read_array
+from worlds.alfworld_text import between
 
 NAME = "bamboogle"
 PAPER = {"Qwen2.5-7B": 68.0, "GenEnv 7B": 76.0}  # GPT-4o judge + live search, see above

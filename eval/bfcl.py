@@ -55,7 +55,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from errors import UserError, exit_code
-from eval.common import Verdict, between, brief, read_rows, verdict
+from eval.common import Verdict, brief, read_rows, verdict
+from worlds.alfworld_text import between
 from worlds.tools.schemas import json_value
 
 NAME = "bfcl"

@@ -79,18 +79,6 @@ def brief(text, width: int = 160) -> str:
     return " ".join(words)[:width].encode("utf-8", "backslashreplace").decode()
 
 
-def between(text: str, opening: str, closing: str):
-    """Yield each text between `opening` and the next `closing`, in linear time."""
-    end = 0
-    while (start := text.find(opening, end)) >= 0:
-        start += len(opening)
-        stop = text.find(closing, start)
-        if stop < 0:
-            return
-        yield text[start:stop]
-        end = stop + len(closing)
-
-
 # ---------------------------------------------------------------------------------------------
 # which records, and how sure the score is
 

@@ -16,6 +16,7 @@ import genenv
 from eval import alfworld as official
 from helpers import raised, user_error
 from worlds import InvalidTask, NO_SEED, alfworld as a, household as h, held_out_keys, load_world
+from worlds.alfworld_text import question
 
 HOME = ("put clean mug in drawer . counter . mug in counter . plate in counter . drawer closed . "
         "apple in drawer . sink .")
@@ -115,7 +116,7 @@ def test_the_prompt_is_that_of_the_official_games():
     """Otherwise an agent would practise for another prompt than the one it is scored with."""
     record = {"observation": "You see.", "history": [], "admissible": ["look", "help"]}
     user = official.prompt(record)[1]["content"]
-    assert user == "You see.\n\n" + official.question(["look", "help"])
+    assert user == "You see.\n\n" + question(["look", "help"])
 
 
 def test_the_world_says_what_it_needs(monkeypatch):

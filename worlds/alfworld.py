@@ -32,8 +32,8 @@ from pathlib import Path
 import worlds
 from data_pool import Task
 from errors import UserError
-from eval.alfworld import normalise, prompt, question, read_boxed
 from worlds import InvalidTask, household as h
+from worlds.alfworld_text import normalise, prompt, question, read_boxed
 from worlds.gym import library
 from worlds.tiny_model import chat, in_words
 

@@ -1,0 +1,58 @@
+"""The prompt of an ALFWorld step and the reader of its command, for practice and evaluation alike.
+
+Usage: worlds/alfworld.py and eval/alfworld.py.
+"""
+import re
+
+SYSTEM = ("You act in a household through text commands, one command per turn. Names carry "
+          "numbers, as in countertop 1. You can hold one object at a time.")
+ASK = ("Give the next command, copied exactly from the list. Think briefly if you need to, then "
+       "end with the command in \\boxed{}, for example \\boxed{go to desk 1}.")
+
+
+def prompt(record: dict) -> list[dict]:
+    """Return chat messages: the transcript so far, the admissible commands, the question."""
+    lines = [record["observation"]]
+    for command, observation in record["history"]:
+        lines += [f"\n> {command}", observation]
+    text = "\n".join([*lines, "", question(record["admissible"])])
+    return [{"role": "system", "content": SYSTEM}, {"role": "user", "content": text}]
+
+
+def question(admissible) -> str:
+    """Return the end of a prompt: the commands that are admissible now, and what is asked."""
+    options = "\n".join(admissible)
+    return f"Commands you can give now:\n{options}\n\n{ASK}"
+
+
+def read_boxed(text: str) -> str:
+    r"""Read as GenEnv does: the content of the last \boxed{...}, else the text without one $...$.
+
+    The box ends at the first closing brace (so \boxed{\text{x}} breaks, as it does there). This
+    is a scan: the usual lazy pattern takes quadratic time on a megabyte of unclosed boxes.
+    """
+    boxes = list(between(text, "\\boxed{", "}"))
+    if boxes:
+        return boxes[-1].strip()
+    text = text.strip()
+    if len(text) >= 2 and text[0] == "$" == text[-1]:
+        return text[1:-1].strip()
+    return text
+
+
+def normalise(text: str) -> str:
+    """Normalise as GenEnv does: strip space, backticks and quotes; single spaces; lower case."""
+    text = text.strip().strip("`").strip('"').strip("'")
+    return re.sub(r"\s+", " ", text).lower()
+
+
+def between(text: str, opening: str, closing: str):
+    """Yield each text between `opening` and the next `closing`, in linear time."""
+    end = 0
+    while (start := text.find(opening, end)) >= 0:
+        start += len(opening)
+        stop = text.find(closing, start)
+        if stop < 0:
+            return
+        yield text[start:stop]
+        end = stop + len(closing)
