@@ -171,7 +171,11 @@ def test_the_simulator_writes_again_for_what_is_missing(recording):
         for call in step.reads:
             missing = BATCH - len(batch)
             assert len(call.seed_tasks) == math.ceil(missing / 3) and call.batch == batch
-            batch += [w.task for w in call.result if w.task][:missing]
+            tasks = [w.task for w in call.result if w.task]
+            seed_ids = [call.seed_tasks[w.rollout.group].id for w in call.result if w.task]
+            assert [(task.seed_task, task.epoch) for task in tasks] == [
+                (seed_id, step.at) for seed_id in seed_ids]
+            batch += tasks[:missing]
 
 
 def test_seed_tasks_are_of_the_base_or_were_measured_recently(recording):
@@ -322,8 +326,9 @@ def test_variants_do_not_train_the_simulator(variant, origins, model, tmp_path):
         options["teacher_tasks"] = str(path)
     calls, run = recorded_run(model, tmp_path / "r", **options)
     assert not of(calls, "rwr_update") and not run.policy.params["env"][1].any()
-    tried = {trial.task.origin for step in steps_of(calls) for trial in step.trials}
-    assert tried - {"base"} == origins
+    # without those that are replayed
+    batches = [step.trials[:BATCH] for step in steps_of(calls)]
+    assert {trial.task.origin for batch in batches for trial in batch} - {"base"} == origins
 
 
 def test_a_task_is_imitated_in_one_epoch_only_where_its_world_says_so(
