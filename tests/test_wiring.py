@@ -326,9 +326,10 @@ def test_variants_do_not_train_the_simulator(variant, origins, model, tmp_path):
         options["teacher_tasks"] = str(path)
     calls, run = recorded_run(model, tmp_path / "r", **options)
     assert not of(calls, "rwr_update") and not run.policy.params["env"][1].any()
-    # without those that are replayed
-    batches = [step.trials[:BATCH] for step in steps_of(calls)]
-    assert {trial.task.origin for batch in batches for trial in batch} - {"base"} == origins
+    tried = [trial.task.origin for step in steps_of(calls) for trial in step.trials]
+    assert set(tried) - {"base"} == origins
+    # more than the few that are replayed
+    assert len(tried) - tried.count("base") > 12 or variant == "base"
 
 
 def test_a_task_is_imitated_in_one_epoch_only_where_its_world_says_so(
