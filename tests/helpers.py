@@ -29,7 +29,8 @@ TEMPLATE = ("<bos> {% for m in messages %}w0 {{ m['content'] }} <eos> {% endfor 
 
 
 def toy_tokenizer(chat=False, bos=False):
-    """One token per word. bos: a tokenizer that puts <bos> in front unless told otherwise."""
+    """Return a tokenizer of one token per word. bos: one that puts <bos> in front
+    unless it is asked not to."""
     from tokenizers.processors import TemplateProcessing
     tokenizer = word_tokenizer(WORDS)
     tokenizer.add_special_tokens({"bos_token": "<bos>", "additional_special_tokens": ["<stop>"]})
@@ -48,7 +49,8 @@ TINY = dict(vocab_size=len(WORDS), hidden_size=32, intermediate_size=48, num_hid
 
 
 def tiny_lm(vocab=len(WORDS), eos=EOS, config=None):
-    """A random two-layer Qwen2 with grouped keys, distributions far from flat; or of `config`."""
+    """Return a random two-layer Qwen2 with grouped keys, distributions far from uniform; or one of
+    `config`."""
     from transformers import AutoModelForCausalLM, Qwen2Config
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -58,7 +60,8 @@ def tiny_lm(vocab=len(WORDS), eos=EOS, config=None):
 
 def tiny_policy(adapters=("agent", "env"), live=True, chat=False, bos=False, dtype=torch.float32,
                 **lm):
-    """A Policy on the tiny model. live: B matrices are random, so that every adapter differs."""
+    """Return a Policy on the tiny model. live: B matrices are random, so that every adapter
+    differs."""
     model = tiny_lm(**lm).to(dtype)
     policy = Policy(model, toy_tokenizer(chat, bos), adapters, rank=4)
     if live:
@@ -76,7 +79,7 @@ def randomise(policy, seed=0, scale=0.1):
 
 
 def random_groups(shapes, seed=0):
-    """shapes: list of (P, [R, ...]) -> groups of random ids, none of them special."""
+    """Draw groups of random ids, none of them special. shapes: list of (P, [R, ...])."""
     generator = torch.Generator().manual_seed(seed)
 
     def ids(n):
@@ -85,12 +88,13 @@ def random_groups(shapes, seed=0):
     return [(ids(P), [ids(R) for R in Rs]) for P, Rs in shapes]
 
 
-MIXED = [(5, [4, 1, 7]), (2, [3, 3]), (9, [2, 6, 1, 5]), (1, [2])]  # prompts, G and lengths differ
+# shapes for random_groups: prompts, G and lengths differ
+UNEVEN_GROUPS = [(5, [4, 1, 7]), (2, [3, 3]), (9, [2, 6, 1, 5]), (1, [2])]
 
 
-def flat(groups, sampled=None, drawn=None):
-    """Groups of (prompt ids, response ids) -> Rollouts, one group after the other; sampled and
-    drawn for each group a list of what its Rollouts hold."""
+def rollouts_of(groups, sampled=None, drawn=None):
+    """Make Rollouts of groups (prompt ids, response ids), one group after the other. sampled,
+    drawn: for each group a list of what its Rollouts hold."""
     rollouts = []
     for i, (prompt, responses) in enumerate(groups):
         for j, response in enumerate(responses):
@@ -102,15 +106,17 @@ def flat(groups, sampled=None, drawn=None):
 
 def train_agent(policy, optimizer, groups, rewards, sampled=None, drawn=None, generator=None,
                 grad_clip=1.0, **options):
-    """grpo.grpo_update on groups as above, with genenv's default options but for those given."""
+    """Call grpo.grpo_update on groups as above, with genenv's default options but for those
+    given."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "GRAD_CLIP", grad_clip)
-        return grpo.grpo_update(policy, "agent", optimizer, flat(groups, sampled, drawn), rewards,
-                                Options(**options), generator)
+        rollouts = rollouts_of(groups, sampled, drawn)
+        return grpo.grpo_update(policy, "agent", optimizer, rollouts, rewards, Options(**options),
+                                generator)
 
 
 def naive_row(policy, adapter, rollout, temperature):
-    """log pi of each response token of a rollout, or of a record, under an adapter, as a tensor
+    """Return log pi of each response token of a rollout, or of a record, under an adapter: a tensor
     (R,): one whole forward pass per token."""
     out = []
     for t, token in enumerate(rollout.response):
@@ -122,7 +128,7 @@ def naive_row(policy, adapter, rollout, temperature):
 
 
 def gradients(policy, adapter):
-    """Copies of the gradients of one adapter, in the order of its parameters."""
+    """Copy the gradients of one adapter, in the order of its parameters."""
     return [p.grad.clone() if p.grad is not None else None for p in policy.params[adapter]]
 
 
@@ -134,26 +140,26 @@ def clear(policy):
 
 
 def weights(policy, adapter=None):
-    """Bit copies of the parameters of one adapter, or of the base (adapter None)."""
+    """Copy the parameters of one adapter, or of the base (adapter None), bit for bit."""
     if adapter:
         return [p.detach().clone() for p in policy.params[adapter]]
     return [p.detach().clone() for n, p in policy.model.named_parameters()
             if not any(f".{name}." in n for name in policy.params)]
 
 
-def same(a, b):
-    """Bit equality of two lists of tensors."""
+def equal_bits(a, b):
+    """Return whether two lists of tensors are equal bit for bit."""
     return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b))
 
 
-def close(a, b, tolerance=1e-5):
-    """Near equality of two lists of tensors, relative to the largest entry of all."""
+def nearly_equal(a, b, tolerance=1e-5):
+    """Return whether two lists of tensors are nearly equal, relative to the largest entry."""
     a, b = (torch.cat([x.flatten() for x in tensors]) for tensors in (a, b))
     return (a - b).abs().max() <= tolerance * b.abs().max().clamp(min=1e-3)
 
 
 def same_run(a, b):
-    """Two run folders agree in everything but the clock."""
+    """Assert that two run folders agree in everything but the clock."""
     for name in ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl"):
         x, y = ([{k: v for k, v in r.items() if k not in ("seconds", "cpu_seconds", "tokens_per_s")}
                  for r in read_jsonl(folder / name)] for folder in (a, b))
@@ -163,19 +169,19 @@ def same_run(a, b):
         assert x == y, name
 
 
-def raised(kind, match, call, *args, **options) -> str:
-    """The one line of the exception of this kind that `call` ends in."""
+def refused_with(kind, match, call, *args, **options) -> str:
+    """Return the one line of the exception of this kind that `call` ends in."""
     with pytest.raises(kind, match=match) as error:
         call(*args, **options)
     assert "\n" not in str(error.value)
     return str(error.value)
 
 
-user_error = partial(raised, UserError)
+user_error = partial(refused_with, UserError)
 
 
 def one_line(capsys, code, *words):
-    """Exit code 2 and one line on stderr that says all of `words`; returns stdout."""
+    """Assert exit code 2 and one line on stderr that holds all of `words`; return stdout."""
     out, err = capsys.readouterr()
     assert code == 2, (code, err)
     # a busy machine may say what it is trying
@@ -185,8 +191,8 @@ def one_line(capsys, code, *words):
 
 
 class Speaker:
-    """A policy that says what it is told to: rollout i the answer said[i], or one after the other
-    the turns of this list. A token is a text; those of `spoilt` have a control token in them."""
+    """A policy with fixed answers: rollout i gives said[i], or the turns of this list one after the
+    other. A token is a text; those of `spoilt` have a control token in them."""
 
     def __init__(self, said, spoilt=(), tokens=1, special=()):
         self.said, self.spoilt, self.tokens = said, spoilt, tokens

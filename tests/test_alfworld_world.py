@@ -14,7 +14,7 @@ import pytest
 
 import genenv
 from eval import alfworld as official
-from helpers import raised, user_error
+from helpers import refused_with, user_error
 from worlds import InvalidTask, NO_SEED, alfworld as a, household as h, held_out_keys, load_world
 from worlds.alfworld_text import question
 
@@ -71,7 +71,7 @@ def test_look_alikes_of_a_word_are_refused(word):
     """Otherwise a model's text would become PDDL, or a rule of the grammar, which is evaluated."""
     for text in (HOME.replace("mug", word), HOME.replace("plate", word), HOME + word,
                  HOME.replace("drawer", word), f"{word} {HOME}"):
-        raised(InvalidTask, "^(malformed|inconsistent)$", a.read_home, text)
+        refused_with(InvalidTask, "^(malformed|inconsistent)$", a.read_home, text)
 
 
 def test_facts_come_from_the_words_of_the_household_only():
@@ -92,7 +92,7 @@ def test_facts_come_from_the_words_of_the_household_only():
     (HOME.replace("mug in counter", "egg in counter"), "inconsistent")])
 def test_what_is_no_home_is_refused_for_its_reason(text, reason):
     """Otherwise it would reach the engine, or be counted under another reason."""
-    raised(InvalidTask, f"^{reason}$", a.read_home, text)
+    refused_with(InvalidTask, f"^{reason}$", a.read_home, text)
     assert reason in a.World.REASONS
 
 

@@ -9,7 +9,7 @@ from collections import Counter
 import pytest
 import torch
 
-from helpers import raised
+from helpers import refused_with
 from test_tool_calls import WHOLE, World, call, lines, options, question, tool
 from interaction import check_task
 from worlds import InvalidTask, held_out_keys
@@ -64,9 +64,10 @@ def test_a_written_task_offers_the_tools_that_its_simulator_was_shown(world):
     task = parse(shown[5], shown[0])
     assert task.spec["tools"] == seed.spec["shown"] and world.skills(task) == [shown[5], shown[0]]
     check_task(world, task, seed, held_out_keys(world))
-    raised(InvalidTask, "^unknown tool$", parse, other)
-    raised(InvalidTask, "^malformed task$", parse)  # no call at all
-    raised(InvalidTask, "^malformed task$", parse, shown[0], tools=[tool(shown[0], lamp=WHOLE)])
+    refused_with(InvalidTask, "^unknown tool$", parse, other)
+    refused_with(InvalidTask, "^malformed task$", parse)  # no call at all
+    refused_with(
+        InvalidTask, "^malformed task$", parse, shown[0], tools=[tool(shown[0], lamp=WHOLE)])
 
 
 def test_a_written_copy_of_any_base_task_is_refused(world):

@@ -13,8 +13,8 @@ import torch
 import grpo
 import rwr
 from grpo import aggregate, group_advantages, grpo_loss, has_signal, response_logps, token_kl
-from helpers import (WORDS, clear, close, flat, gradients, naive_row, random_groups,
-                     same, tiny_policy, train_agent)
+from helpers import (WORDS, clear, equal_bits, gradients, naive_row, nearly_equal, random_groups,
+                     rollouts_of, tiny_policy, train_agent)
 from support.options import Options
 
 # prompts and lengths differ, only G is equal; 44 response tokens
@@ -152,14 +152,14 @@ def test_first_gradient_is_that_of_eq_4():
     clear(policy)
     gain, kl, tokens = 0, 0, 0
     advantages = group_advantages(REWARDS).flatten()
-    for r, a in zip(flat(GROUPS, drawn=DRAWN), advantages, strict=True):
+    for r, a in zip(rollouts_of(GROUPS, drawn=DRAWN), advantages, strict=True):
         own = torch.tensor(r.drawn)
         logp, ref = naive_row(policy, "agent", r, 0.7), naive_row(policy, None, r, 0.7).detach()
         gain = gain + (own * a * logp).sum()
         kl = kl + (own * ((ref - logp).exp() - 1 - (ref - logp))).sum()
         tokens += sum(r.drawn)
     ((0.1 * kl - gain) / tokens).backward()
-    assert close(gradient, gradients(policy, "agent"), 1e-4)
+    assert nearly_equal(gradient, gradients(policy, "agent"), 1e-4)
     assert stats["kl"] == pytest.approx(kl.item() / tokens, rel=1e-4)
     assert stats["trained_tokens"] == tokens
 
@@ -171,10 +171,10 @@ def test_micro_batches_do_not_change_the_gradient(aggregation, monkeypatch):
     monkeypatch.setattr(grpo, "grpo_loss", partial(grpo_loss, aggregation=aggregation))
     policy = tiny_policy()
     budgets = (10_000, 30, 12, 1)  # 1: every response alone, groups are split
-    pieces = [len(list(grpo.split_groups(flat(GROUPS), budget))) for budget in budgets]
+    pieces = [len(list(grpo.split_groups(rollouts_of(GROUPS), budget))) for budget in budgets]
     assert pieces[0] == 1 and pieces[-1] == 12
     first, *others = [update(policy, agent_kl=0.1, token_budget=budget)[1] for budget in budgets]
-    assert all(close(other, first) for other in others)
+    assert all(nearly_equal(other, first) for other in others)
 
 
 @pytest.mark.parametrize("short", [0, 1024])  # attention in one kernel, as on a GPU; or as here
@@ -208,7 +208,7 @@ def test_mismatch_of_sampler_and_scorer_is_measured_before_any_step(size, monkey
     monkeypatch.setattr(grpo, "CHECKED_GROUPS", 3)
     policy = tiny_policy()
     with policy.use("agent"):
-        scored = response_logps(policy, flat(GROUPS[:3]), Options(temperature=0.7))
+        scored = response_logps(policy, rollouts_of(GROUPS[:3]), Options(temperature=0.7))
     # a sampler that finds each of its tokens less likely than the scorer does
     sampled = [[[-20.0] * len(response) for response in responses] for _, responses in GROUPS]
     stats = train_agent(policy, policy.optimizer("agent", 0.1), GROUPS, REWARDS, sampled,
@@ -228,7 +228,7 @@ def test_a_step_that_is_not_finite_is_skipped_to_the_bit(loss, spike):
     before, state = p.detach().clone(), copy.deepcopy(optimizer.state[p])
     p.grad = torch.tensor([1.0, spike])
     assert not grpo.finite_step([p], optimizer, loss)[1]
-    assert torch.equal(p, before) and same(optimizer.state[p].values(), state.values())
+    assert torch.equal(p, before) and equal_bits(optimizer.state[p].values(), state.values())
 
 
 def test_one_step_that_is_not_finite_leaves_the_others_as_they_are(monkeypatch):
@@ -255,7 +255,7 @@ def test_groups_without_signal_cost_no_forward_pass_and_have_no_kl():
     groups = [mixed[0], unknown, mixed[1]]
     rewards = torch.stack([rewards[0], torch.ones(3), rewards[1]])
     stats, gradient = update(policy, groups, rewards, agent_kl=0.5)
-    assert close(gradient, alone) and stats["zero_variance"] == pytest.approx(1 / 3)
+    assert nearly_equal(gradient, alone) and stats["zero_variance"] == pytest.approx(1 / 3)
     for batch, rewards in ((groups, torch.ones(3, 3)), ([], torch.tensor([]))):
         # no policy and no optimiser: neither is touched
         stats = train_agent(None, None, batch, rewards)
@@ -270,4 +270,4 @@ def test_gradient_clipping_bounds_the_step_and_reports_the_norm_before():
     assert stats["grad_norm"] == pytest.approx(norm, rel=1e-3)
     stats, clipped = update(policy, grad_clip=norm / 10)
     assert stats["grad_norm"] == pytest.approx(norm, rel=1e-3)
-    assert close([10 * g for g in clipped], free, 1e-3)
+    assert nearly_equal([10 * g for g in clipped], free, 1e-3)

@@ -20,7 +20,7 @@ import pytest
 
 from data_pool import Task
 import genenv
-from helpers import raised, user_error
+from helpers import refused_with, user_error
 from worlds import InvalidTask, NO_SEED, gym
 from interaction import attempt_score
 from policy import Rollout
@@ -157,7 +157,7 @@ def test_what_takes_too_long_is_ended_and_leaves_no_trace(monkeypatch):
     monkeypatch.setattr(gym, "make_item", stuck)
     monkeypatch.setattr(gym, "LIMIT", 0.05)
     state, handler = random.getstate(), signal.getsignal(signal.SIGPROF)
-    raised(InvalidTask, "cannot be made", gym.item_of, "chain_sum item 8888")
+    refused_with(InvalidTask, "cannot be made", gym.item_of, "chain_sum item 8888")
     assert random.getstate() == state
     assert signal.getsignal(signal.SIGPROF) == handler
     assert signal.getitimer(signal.ITIMER_PROF) == (0, 0)
@@ -176,7 +176,7 @@ def test_what_takes_too_long_is_ended_and_leaves_no_trace(monkeypatch):
     ("chain_sum item 1000", "held-out number")])
 def test_lines_that_are_refused(world, line, reason):
     """Otherwise they would be made, or end the run."""
-    raised(InvalidTask, f"^{reason}$", world.parse_task, line, NO_SEED, 1)
+    refused_with(InvalidTask, f"^{reason}$", world.parse_task, line, NO_SEED, 1)
 
 
 def test_a_line_is_its_task_again(world):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from data_pool import Task, read_jsonl
-from helpers import Speaker, raised, tiny_lm
+from helpers import Speaker, refused_with, tiny_lm
 import genenv
 from policy import Policy, Rollout
 from worlds import InvalidTask, NO_SEED, household as h
@@ -142,7 +142,7 @@ MANY = " . ".join(f"{thing} in counter" for thing in h.OBJECTS[:7])
      "microwave . fridge .", "too long")])
 def test_what_is_not_a_solvable_household_is_refused(text, expected):
     """It would become a task, or be counted under another reason."""
-    raised(InvalidTask, f"^{expected}$", WORLD.parse_task, text, NO_SEED, 0)
+    refused_with(InvalidTask, f"^{expected}$", WORLD.parse_task, text, NO_SEED, 0)
 
 
 def test_a_household_that_takes_luck_is_refused(monkeypatch):
@@ -152,7 +152,7 @@ def test_a_household_that_takes_luck_is_refused(monkeypatch):
     monkeypatch.setattr(h, "MAX_TURNS", 11)
     assert len(h.plan(h.solved(text))) == 5
     monkeypatch.setattr(h, "MAX_TURNS", 10)
-    raised(InvalidTask, "^a matter of luck$", h.solved, text)
+    refused_with(InvalidTask, "^a matter of luck$", h.solved, text)
     # it lies in the open: no other receptacle is looked into
     assert len(h.plan(h.solved(text.replace("drawer closed", "drawer")))) == 4
 

@@ -11,7 +11,7 @@ from dataclasses import replace
 import pytest
 from transformers import AutoTokenizer
 
-from helpers import raised
+from helpers import refused_with
 import genenv
 from worlds import InvalidTask, NO_SEED, held_out_keys, household, ladder, task_keys
 from worlds.ladder_words import TOOL_WORDS, Words
@@ -83,10 +83,10 @@ def test_what_the_simulator_is_shown_is_a_task_that_is_not_held_out(world):
 def test_other_texts_are_malformed_or_too_long(world, texts):
     """Otherwise the agent would attempt nonsense."""
     for text in texts:
-        raised(InvalidTask, "^malformed$", world.parse_task, text, NO_SEED, 1)
+        refused_with(InvalidTask, "^malformed$", world.parse_task, text, NO_SEED, 1)
         assert world.score(world.validation_tasks()[0], text) == (0.0, False)
     too_long = world.text.write(3, ["inc"] * 6)
-    raised(InvalidTask, "^too long$", world.parse_task, too_long, NO_SEED, 1)
+    refused_with(InvalidTask, "^too long$", world.parse_task, too_long, NO_SEED, 1)
 
 
 def test_a_teachers_file_leaves_out_held_out_tasks(tmp_path):

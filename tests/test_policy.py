@@ -14,8 +14,8 @@ import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoConfig
 
-from helpers import (BOS, EOS, MIXED, STOP, TINY, clear, close, flat, gradients,
-                     naive_row, random_groups, randomise, same, tiny_lm, tiny_policy,
+from helpers import (BOS, EOS, STOP, TINY, UNEVEN_GROUPS, clear, equal_bits, gradients, naive_row,
+                     nearly_equal, random_groups, randomise, rollouts_of, tiny_lm, tiny_policy,
                      toy_tokenizer, user_error)
 from model import decoding
 import policy as policy_module
@@ -25,7 +25,7 @@ from policy import Policy
 from support.options import Options
 from worlds import open_policy
 
-ROLLOUTS = flat(random_groups(MIXED))
+ROLLOUTS = rollouts_of(random_groups(UNEVEN_GROUPS))
 ENDINGS = [EOS, *range(4, 12)]  # many ways to end: responses of all lengths, rows leave early
 
 
@@ -129,11 +129,11 @@ def test_logits_exist_for_response_tokens_only_and_one_chunk_at_a_time(shared, m
         monkeypatch.setattr(policy_module, "KEPT_LOGITS", kept)
         with shared.use("agent"), shapes_into(shared.lm.get_output_embeddings()) as logits, \
                 shapes_into(shared.lm.get_input_embeddings()) as inputs:
-            logp, _ = shared.logprobs(flat(groups))
+            logp, _ = shared.logprobs(rollouts_of(groups))
             made.append(torch.autograd.grad(logp.sum(), shared.params["agent"]))
         assert set(logits) == {(4,)} and len(logits) == calls
         assert inputs == [(2, 9 + 4 * 3)]
-    assert same(*made)
+    assert equal_bits(*made)
     assert all(g.abs().max() > 0 for g in made[0])
     with shapes_into(shared.lm.get_input_embeddings()) as inputs:
         shared.sample(None, [p for p, _ in groups], G=4, max_new_tokens=1)
@@ -321,7 +321,7 @@ def test_gradients_survive_a_switch_of_adapters_before_the_backward_pass():
         scored(policy, "env", None)
         loss.backward()
     assert all(p.requires_grad for params in policy.params.values() for p in params)
-    assert close(gradients(policy, "agent"), expected)
+    assert nearly_equal(gradients(policy, "agent"), expected)
     assert all(g is None for g in gradients(policy, "env"))
 
 
@@ -367,7 +367,7 @@ def test_lora_layers_compute_what_peft_computes(folder, quant):
         del layer.forward  # what is left is the library's
     expected, *librarys = learned(policy)
     torch.testing.assert_close(logp, expected)
-    assert close(ours, librarys) and all(g.abs().max() > 0 for g in ours)
+    assert nearly_equal(ours, librarys) and all(g.abs().max() > 0 for g in ours)
 
 
 def test_rollouts_keep_their_cache_after_gradient_checkpointing():
@@ -378,7 +378,7 @@ def test_rollouts_keep_their_cache_after_gradient_checkpointing():
         return policy.sample("agent", [[4, 5, 6]], G=2, max_new_tokens=6, temperature=0)
 
     plain = sample()
-    assert same(learned(policy, grad_checkpoint=True), learned(policy, grad_checkpoint=False))
+    assert equal_bits(learned(policy, grad_checkpoint=True), learned(policy, grad_checkpoint=False))
     differentiable = []
     policy.lm.get_output_embeddings().register_forward_hook(
         lambda m, args, out: differentiable.append(out.requires_grad))
@@ -397,7 +397,7 @@ def test_saved_adapter_is_read_by_load(folder, tmp_path):
     policy.save_adapters(tmp_path)
     options = dict(adapters=("env",), adapter_folder=tmp_path / "env", dtype="fp32")
     loaded = load(folder, **options)
-    assert same(scored(loaded, "env"), scored(policy, "env"))
+    assert equal_bits(scored(loaded, "env"), scored(policy, "env"))
     assert all(p.requires_grad for p in loaded.params["env"])
     weights = tmp_path / "env" / "adapter_model.safetensors"
     kept = {name: t for name, t in load_file(weights).items() if "layers.1" not in name}

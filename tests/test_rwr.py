@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import grpo
-from helpers import (clear, close, flat, gradients, naive_row, random_groups, same, tiny_policy,
-                     weights)
+from helpers import (clear, equal_bits, gradients, naive_row, nearly_equal, random_groups,
+                     rollouts_of, tiny_policy, weights)
 from policy import Rollout
 import rwr
 from rwr import draw_kl_sample, rwr_update, rwr_weights, whole_passes
@@ -23,7 +23,7 @@ RECORDS = [SimpleNamespace(prompt=p, response=r, r_env=x)
            for (p, [r]), x in zip(random_groups(SHAPES), R_ENV)]
 RECORDS[4].prompt = RECORDS[2].prompt = RECORDS[1].prompt  # written for the same seed task
 RECORDS[5].prompt = RECORDS[3].prompt = RECORDS[0].prompt  # drawn in another order than these
-KL_SAMPLE = flat(random_groups([(4, [3]), (7, [2]), (1, [6]), (5, [5])], seed=7))
+KL_SAMPLE = rollouts_of(random_groups([(4, [3]), (7, [2]), (1, [6]), (5, [5])], seed=7))
 KL_SAMPLE[3].prompt = KL_SAMPLE[0].prompt
 
 
@@ -95,7 +95,7 @@ def test_gradient_is_that_of_the_weighted_imitation_loss(budget, long, monkeypat
     loss.backward()
     assert stats["env_kl"] == pytest.approx(kl.item(), rel=1e-4)
     assert stats["env_loss"] == pytest.approx(loss.item(), rel=1e-4)
-    assert close(gradient, gradients(policy, "env"), 1e-4)
+    assert nearly_equal(gradient, gradients(policy, "env"), 1e-4)
     assert stats["env_weight_ratio"] == pytest.approx(math.exp(lam * 0.9), rel=1e-4)
     ess = sum(w) ** 2 / sum(x * x for x in w)  # effective sample size
     assert stats["env_ess"] == pytest.approx(ess, rel=1e-4)
@@ -112,7 +112,7 @@ def test_each_step_is_penalised_on_another_part_of_the_sample(monkeypatch):
         return 0.0, True
 
     monkeypatch.setattr(rwr, "rwr_step", rwr_step)
-    sample = flat(random_groups([(2, [n]) for n in range(1, 10)]))
+    sample = rollouts_of(random_groups([(2, [n]) for n in range(1, 10)]))
     policy = tiny_policy()
     update(policy, policy.optimizer("env", 0.0), kl_sample=sample, env_passes=10, env_batch=3)
     assert len(parts) == 20 and all(len(set(part)) == 3 for part in parts)
@@ -131,7 +131,7 @@ def test_nothing_new_to_learn_from_is_a_no_op():
         unknown = {key for key, value in stats.items() if value is None}
         assert unknown - {"env_kl"} == {"env_kl_step", "env_loss", "env_weight_ratio", "env_ess"}
         assert ("env_kl" in unknown) == (not kl_sample) and stats["env_steps"] == 0
-    assert same(weights(policy, "env"), before)
+    assert equal_bits(weights(policy, "env"), before)
 
 
 def test_cap_undoes_the_step_that_crosses_it_bit_for_bit(monkeypatch):
@@ -148,10 +148,10 @@ def test_cap_undoes_the_step_that_crosses_it_bit_for_bit(monkeypatch):
     expected, expected_params, expected_state = run(1e9, 1)
     # a first step that just reaches the cap, and a second one across it
     stats, params, state = run(expected["env_kl_step"], 2)
-    assert stats == {**expected, "env_capped": 1} and same(params, expected_params)
+    assert stats == {**expected, "env_capped": 1} and equal_bits(params, expected_params)
     assert stats["env_imitated"] == [0, 1, 2]  # the others wait for a later epoch
     for mine, theirs in zip(state.values(), expected_state.values(), strict=True):
-        assert same(mine.values(), theirs.values())
+        assert equal_bits(mine.values(), theirs.values())
 
 
 def test_a_first_step_across_the_cap_is_undone_and_ends_the_update(monkeypatch):
@@ -164,7 +164,7 @@ def test_a_first_step_across_the_cap_is_undone_and_ends_the_update(monkeypatch):
     stats = update(policy, optimizer, cap=1.0, env_passes=2, env_batch=6)
     assert stats["env_capped"] == 1 and stats["env_steps"] == 0
     assert stats["env_kl_step"] is None and stats["env_imitated"] == []
-    assert same(weights(policy, "env"), before) and optimizer.state_dict()["state"] == {}
+    assert equal_bits(weights(policy, "env"), before) and optimizer.state_dict()["state"] == {}
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_the_next_ones_are_made(monkeypatch):

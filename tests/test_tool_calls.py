@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from genenv import Options
-from helpers import raised, user_error
+from helpers import refused_with, user_error
 from model.chat import Chat
 from policy import Policy, Rollout
 from interaction import check_task
@@ -194,7 +194,7 @@ def test_each_reason_is_given_for_what_it_names(reason, world):
         def accepted():
             task = world.parse_task(text, SEED, 3)
             check_task(world, task, SEED, held_out_keys(world), byte_tokenizer())
-        assert raised(InvalidTask, None, accepted) == reason, text
+        assert refused_with(InvalidTask, None, accepted) == reason, text
 
 
 @pytest.mark.parametrize("text",

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from helpers import raised, user_error
+from helpers import refused_with, user_error
 from test_tool_calls import TEXT, WHOLE, call, lines, schema, tool
 from worlds import NO_SEED, InvalidTask
 from worlds.tools.schemas import argument_fault, normal_calls
@@ -74,7 +74,7 @@ def test_names_of_all_kinds_are_taken():
     for name in ("a.b-c", "检索", "fs/21st_builder", "n" * 128):
         assert normalized_tool(tool(name, **{"user id": TEXT})) == tool(name, **{"user id": TEXT})
     for name in ("", "a(b", "n" * 129, "a\nb"):
-        raised(InvalidTask, None, normalized_tool, {"name": name})
+        refused_with(InvalidTask, None, normalized_tool, {"name": name})
 
 
 @pytest.mark.parametrize("cursors, is_whole", [
@@ -138,7 +138,7 @@ def test_what_a_model_wrote_has_no_patterns(part, is_taken):
     world = World.scorer("")
     world.tools = {}
     reason = "malformed task" if is_taken else "tool schema"  # no call, the last thing looked at
-    raised(InvalidTask, reason, world.parse_task, json.dumps(given), NO_SEED, 1)
+    refused_with(InvalidTask, reason, world.parse_task, json.dumps(given), NO_SEED, 1)
 
 
 def test_a_default_within_an_alternative_is_filled_in():

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from helpers import flat, one_line, randomise
+from helpers import one_line, randomise, rollouts_of
 import genenv
 from policy import Policy
 from scripts import warm_start
@@ -99,7 +99,7 @@ def test_merged_base_computes_what_base_and_adapter_did(command, model, tmp_path
     _, o, _ = warm_start.parse([*command[1:], "new", "--model", base])
     policy = Policy.load(base, ("warm",), rank=4, device="cpu")
     randomise(policy)
-    rollouts = flat([([5, 6, 7, 8], [[9, 10, 11], [12, 13]])])
+    rollouts = rollouts_of([([5, 6, 7, 8], [[9, 10, 11], [12, 13]])])
     with torch.no_grad():
         with policy.use("warm"):
             with_adapter = policy.logprobs(rollouts)[0]

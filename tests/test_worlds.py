@@ -18,7 +18,7 @@ import pytest
 
 from data_pool import Task, read_jsonl
 import genenv
-from helpers import Speaker, raised, user_error
+from helpers import Speaker, refused_with, user_error
 from policy import Rollout
 from support.options import parse_options
 import worlds
@@ -36,7 +36,7 @@ HOSTILE = ["", "\0", "1 " * 2 ** 19, "[" * 10_000, "{" * 10_000 + "}" * 10_000, 
            "<tool_call>" + '{"a":' * 3_000 + "}" * 3_000 + "</tool_call>"]
 
 
-def made(name, **options):
+def world_of(name, **options):
     """The world as a run makes it."""
     options = {**GIVEN.get(name, {}), **options}
     return load_world(name)(genenv.Options(world=name, **options))
@@ -45,7 +45,7 @@ def made(name, **options):
 @pytest.fixture(scope="module", params=NAMES)
 def world(request):
     """Every world in turn."""
-    return made(request.param)
+    return world_of(request.param)
 
 
 def some_tasks(world, n=30):
@@ -80,7 +80,7 @@ def test_held_out_tasks_are_refused(world):
     held_out = held_out_keys(world)
     for split in ("validation", "tuning"):
         for task in world.validation_tasks(split)[:20]:
-            raised(InvalidTask, "^held-out task$", check_task, world, task, NO_SEED, held_out)
+            refused_with(InvalidTask, "^held-out task$", check_task, world, task, NO_SEED, held_out)
 
 
 def test_prompts_say_an_unknown_success_otherwise_than_any_known_one(world):
@@ -199,7 +199,7 @@ def test_models_that_lose_text_are_refused():
         return "".join(message["content"] for message in prompt)
 
     def survive(prompt=10 ** 5, response=10 ** 5, decode="".join, special=()):
-        world = made("tool_calls", max_prompt_tokens=prompt, max_response_tokens=response)
+        world = world_of("tool_calls", max_prompt_tokens=prompt, max_response_tokens=response)
         tokenizer = SimpleNamespace(all_special_tokens=special)
         policy = SimpleNamespace(encode=encode, decode=decode, end_of_turn="", tokenizer=tokenizer)
         probe.check_texts_survive(world, policy)
@@ -217,7 +217,7 @@ def test_models_that_lose_text_are_refused():
 
 
 SEED, OTHER, HELD = (template.make(name, [1, 2, 3]) for name in ("inc", "dbl", "neg"))
-TEMPLATE = made("template")
+TEMPLATE = world_of("template")
 
 
 def test_what_the_simulator_writes_is_checked_and_counted_once():
