@@ -209,7 +209,7 @@ class World(worlds.World):
         return with_goals(h.base())
 
     def validation_tasks(self, split="validation"):
-        """Return homes of six receptacles."""
+        """Return homes of five or six receptacles."""
         return with_goals(h.held_out()[split])
 
     # ---- the two roles
