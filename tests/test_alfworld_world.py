@@ -229,12 +229,13 @@ def some_text(rng, good):
 
 
 @needs_engine
-def test_a_thousand_texts_are_tasks_or_refused_in_time(world):
+def test_a_thousand_texts_are_tasks_or_refused_in_time(world, monkeypatch):
     """Otherwise one odd text would end a run, or hold it up."""
     rng, good = random.Random(0), [task.text for task in world.base_tasks()]
     hostile = ["", "(" * 10_000, good[0] * 100, "put {obj} in {recep} .", "\0", "\ud800",
                f"{good[0]} (:goal (and)))", "put #look.feedback# in drawer ."]
-    arguments, reasons = list(sys.argv), Counter()
+    monkeypatch.setattr(sys, "argv", ["genenv.py"])
+    reasons = Counter()
     for text in [*hostile, *(some_text(rng, good) for _ in range(1000))]:
         began = time.process_time()
         try:
@@ -245,7 +246,7 @@ def test_a_thousand_texts_are_tasks_or_refused_in_time(world):
         assert time.process_time() - began < 2, text[:200]
     assert set(reasons) - {"a task"} <= set(world.REASONS)
     assert reasons["a task"] > 100 and reasons["unsolvable"] > 5
-    assert sys.argv == arguments  # the translator sets its own
+    assert sys.argv == ["genenv.py"]  # the translator sets its own
 
 
 @needs_engine
