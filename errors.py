@@ -52,15 +52,12 @@ def plain_errors():
 @contextmanager
 def loading():
     """Turn a missing package, or Ctrl-C during imports, into one line and SystemExit."""
-    try:
-        yield
-    except ModuleNotFoundError as error:
-        print(f"genenv: {error}: activate the environment (source .venv/bin/activate), or pip "
-              "install -r requirements.txt", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("stopped at once", file=sys.stderr)
-        raise SystemExit(130) from None
+    with plain_errors():
+        try:
+            yield
+        except ModuleNotFoundError as error:
+            raise UserError(f"{error}: activate the environment (source .venv/bin/activate), or "
+                            "pip install -r requirements.txt") from None
 
 
 def exit_code(command) -> int:

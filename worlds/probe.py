@@ -111,8 +111,15 @@ def warn_if_prompt_contains_answer(world, base):
 
 # {method of a task: its allowed types of result}
 RETURNS = {
-    "agent_prompt": (str, list), "category": str, "leaks": str, "gold": str,
-    "skills": (list, tuple), "task_length": (int, float), "same_task_key": (str, tuple)}
+    "category": str, "leaks": str, "gold": str, "skills": (list, tuple),
+    "task_length": (int, float), "same_task_key": (str, tuple)}
+
+
+def is_prompt(value) -> bool:
+    """Return whether it is a text, or a list of chat messages, and not empty."""
+    if isinstance(value, list):
+        return value != [] and all(set(message) == {"role", "content"} for message in value)
+    return isinstance(value, str) and value != ""
 
 
 def try_task(world, task):
@@ -121,10 +128,12 @@ def try_task(world, task):
         method = getattr(world, name)
         value = method(task)
         expect(isinstance(value, types), method, f"one of {types}", value, task)
+    rule = "a text or chat messages, not empty"
+    prompt = world.agent_prompt(task)
+    expect(is_prompt(prompt), world.agent_prompt, rule, prompt, task)
     for success in (None, 0.5):
         prompt = world.env_prompt(task, success)
-        is_prompt = prompt and isinstance(prompt, (str, list))
-        expect(is_prompt, world.env_prompt, "a text or chat messages", prompt, task)
+        expect(is_prompt(prompt), world.env_prompt, rule, prompt, task)
     # try texts as responses of the agent, and as if the simulator had written them
     gold = world.gold(task)
     for text in ("", "?", task.text, gold):
@@ -165,8 +174,10 @@ def try_parse(world, seed_task, text):
     except InvalidTask as reason:
         is_right, result = str(reason) in world.REASONS, reason
     else:
-        is_right = is_task(result) and result.origin == "env" and result.seed_task == seed_task.id
-    rule = "a Task of 'env' with its seed task's id, or raise InvalidTask with one of REASONS"
+        expected = "env", seed_task.id, 1
+        is_right = is_task(result) and (result.origin, result.seed_task, result.epoch) == expected
+    rule = ("a Task of 'env' with its seed task's id and epoch, or raise InvalidTask with one of "
+            "REASONS")
     expect(is_right, world.parse_task, rule, result, text)
 
 
