@@ -51,7 +51,7 @@ from interaction import attempt_score, play, read_written, transcript
 from policy import Rollout
 from rwr import draw_kl_sample, rwr_update
 from support import checkpoint, screen
-from support.metrics import mean, surprise
+from support.metrics import mean, sampled_nats
 from support.options import Options
 from support.run import Run, alpha_of, end_epoch, finish, note_refused, prepare_run
 from support.start import start
@@ -168,8 +168,8 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
     with run.phase("simulator rollouts"):
         rollouts = run.simulator.sample("env", prompts, variations, o.max_task_tokens,
                                         o.temperature, run.sampler, max_rows=o.max_rows)
-    first_group = state.seeds  # groups are numbered consecutively within an epoch
-    state.seeds += len(seed_tasks)
+    first_group = state.groups  # groups are numbered consecutively within an epoch
+    state.groups += len(seed_tasks)
     tasks, records = [], []
     written = read_written(world, o, run.policies, rollouts, seed_tasks, epoch=state.epoch,
                            held_out=run.held_out, batch=batch)
@@ -177,7 +177,7 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
         prompt, response = w.rollout.prompt, w.rollout.response
         group = first_group + w.rollout.group
         # valid or not: KL must see a drift to junk
-        state.texts.append(Rollout(group, prompt, response))
+        state.env_rollouts.append(Rollout(group, prompt, response))
         state.written += 1
         if w.task is None:
             note_refused(run, seed_tasks[w.rollout.group], w.text, w.reason)
@@ -224,7 +224,7 @@ def interact(run, tasks) -> list[Trial]:
     with run.phase("agent rollouts"):
         rollouts, texts = play(run.world, o, run.policy, "agent", tasks, o.G, o.temperature,
                                run.sampler)
-    state.surprise += surprise(rollouts)
+    state.agent_nats += sampled_nats(rollouts)
     trials = []
     for b, task in enumerate(tasks):
         members = slice(b * o.G, (b + 1) * o.G)
@@ -304,7 +304,7 @@ def learnable_records(run, records, alpha) -> list[EnvRecord]:
 def update_environment(run, fresh, old) -> dict:
     """Update the simulator once, on the records inside the band, those of this epoch and those of
     D_env, under the KL penalty to the initial simulator and the cap on the update's own KL."""
-    kl_sample = draw_kl_sample(run.state.texts, run.rng)
+    kl_sample = draw_kl_sample(run.state.env_rollouts, run.rng)
     with run.phase("simulator update (RWR)", "env") as moved:
         stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o,
                            run.rng)

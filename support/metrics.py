@@ -149,7 +149,7 @@ def agent_figures(run, env_stats: dict) -> dict:
         figures["agent_reward"] = mean(stats["agent_reward"] for stats in state.agent)
     # entropy of the policy, per token
     tokens = sum(e.tokens for e in traces)
-    figures["entropy"] = state.surprise / tokens if tokens else None
+    figures["entropy"] = state.agent_nats / tokens if tokens else None
     figures["truncated"] = mean(bool(e.truncated) for e in traces)
     # see grpo.grpo_update
     for key in ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens", "mismatch"):
@@ -209,7 +209,7 @@ def p_hat_counts(trials, G: int) -> list[int]:
     return [solved[k] for k in range(G + 1)]
 
 
-def surprise(rollouts) -> float:
+def sampled_nats(rollouts) -> float:
     """Return the sum of -log-prob over drawn tokens, in nats, at the sampling temperature. Per
     token it estimates the policy's entropy."""
     logps = []

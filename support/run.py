@@ -29,26 +29,30 @@ from worlds.probe import check_texts_survive, open_world
 @dataclass
 class EpochState:
     """Hold the progress of an epoch; a checkpoint within the epoch saves all of it."""
+    # how far it is
     epoch: int = 0               # t of Algorithm 1; 0 is the state before training
     step: int = 0                # index of the current step; in a checkpoint, number of steps made
-    seconds: float = 0.0         # of training; validation not counted
-    cpu_seconds: float = 0.0     # CPU time of this process in them, without other work
-    written: int = 0             # generations of the simulator, valid or not
-    invalid: Counter = field(default_factory=Counter)  # {reason: how many generations it refused}
-    trials: list = field(default_factory=list)         # Trials
-    agent: list = field(default_factory=list)          # statistics of each grpo_update
-    records: list = field(default_factory=list)        # EnvRecords of this epoch
-    seeds: int = 0               # seed tasks varied so far: the next groups are numbered from here
-    texts: list = field(default_factory=list)          # Rollouts of all texts of the simulator
-    refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
-    surprise: float = 0.0        # -log-prob of all tokens that the agent sampled, in nats
+    # what the updates of Algorithm 1 work on
+    trials: list = field(default_factory=list)         # Trials of all steps
+    records: list = field(default_factory=list)        # EnvRecords of all steps
+    env_rollouts: list = field(default_factory=list)   # Rollouts of the simulator, valid or not
+    groups: int = 0              # seed tasks varied so far: the next groups are numbered from here
     # keys of tasks imitated so far, carried across epochs if the world has imitate_once
     imitated: list = field(default_factory=list)
+    # what only the epoch's record needs
+    agent: list = field(default_factory=list)          # statistics of each grpo_update
+    agent_nats: float = 0.0      # -log-prob of all tokens that the agent sampled, in nats
+    written: int = 0             # generations of the simulator, valid or not
+    invalid: Counter = field(default_factory=Counter)  # {reason: number of generations refused}
+    refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
+    seconds: float = 0.0         # of training; validation not counted
+    cpu_seconds: float = 0.0     # CPU time of this process in them, without other work
 
 
 @dataclass
 class Run:
     """Hold a run: its options, what it works with, and its progress."""
+    # what Algorithm 1 works with
     o: Options
     world: World                      # the domain, see worlds/__init__.py
     policy: Policy                    # the agent's: a frozen base, adapters "agent" and "env"
@@ -61,17 +65,19 @@ class Run:
     held_out: frozenset               # keys of validation and tuning tasks: never trained on
     train_pool: TrainPool = None      # D_train
     env_pool: EnvPool = None          # D_env
+    # its progress
     state: EpochState = field(default_factory=EpochState)
     history: list = field(default_factory=list)  # metrics records of completed epochs
     teacher: list = field(default_factory=list)  # ready-made tasks of --variant teacher
+    # for the program around it
+    stop: int | None = None           # number of the signal that asked the run to stop
+    lock: object = None               # keeps a second program out of the folder
+    origin: dict = field(default_factory=dict)   # what the run began with, see support/origin.py
     peaks: dict = field(default_factory=dict)    # {phase: peak memory of a GPU in bytes}
     ends: list = field(default_factory=list)     # when the epochs of this process ended
     # clock readings when timing last stopped
     clock_start: float = field(default_factory=time.perf_counter)
     cpu_start: float = field(default_factory=time.process_time)
-    stop: int | None = None           # number of the signal that asked the run to stop
-    lock: object = None               # keeps a second program out of the folder
-    origin: dict = field(default_factory=dict)   # what the run began with, see support/origin.py
 
     @contextmanager
     def phase(self, name, adapter=""):

@@ -73,12 +73,12 @@ def test_entropy_is_of_drawn_tokens_alone():
     """Observations of an episode are read, not drawn."""
     rollouts = [Rollout(0, [1], [2, 3, 4], [-1.0, -9.0, -2.0], "", [True, False, True]),
                 Rollout(0, [1], [2], [-0.5])]
-    assert measure.surprise(rollouts) == 3.5
+    assert measure.sampled_nats(rollouts) == 3.5
 
 
 def test_what_no_update_measured_is_unknown():
     """Otherwise epoch 0, and a variant without a simulator, would record an update of 0 steps."""
-    state = SimpleNamespace(trials=[], agent=[], surprise=0.0, written=0, invalid={})
+    state = SimpleNamespace(trials=[], agent=[], agent_nats=0.0, written=0, invalid={})
     run = SimpleNamespace(state=state, o=genenv.Options(), world=None)
     figures = measure.agent_figures(run, {}) | measure.simulator_figures(run, [], {"env_kept": 0})
     del figures["written"], figures["invalid"]
