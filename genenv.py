@@ -48,6 +48,7 @@ import curriculum
 from data_pool import EnvRecord, Task, Trace, Trial, distinct
 from grpo import grpo_update
 from interaction import attempt_score, play, read_written, transcript
+from model.memory import enough_memory
 from policy import Rollout
 from rwr import draw_kl_sample, rwr_update
 from support import checkpoint, screen
@@ -70,7 +71,7 @@ def train(o: Options, world=None) -> Path:
     anything the user can fix."""
     run = prepare_run(o, world)
     print(screen.LEGEND)
-    with run.lock, checkpoint.stop_signals(run):
+    with run.lock, checkpoint.stop_signals(run), enough_memory():
         if run.state.epoch == 0:
             measure_untrained(run)
         for t in range(run.state.epoch, o.epochs + 1):  # from 1, or from where a checkpoint stopped
@@ -165,9 +166,8 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
     for task in seed_tasks:
         p_hat = run.train_pool.recent_p_hat(task, state.epoch)
         prompts.append(run.simulator.encode(world.env_prompt(task, p_hat)))
-    with run.phase("simulator rollouts"):
-        rollouts = run.simulator.sample("env", prompts, variations, o.max_task_tokens,
-                                        o.temperature, run.sampler, max_rows=o.max_rows)
+    rollouts = run.simulator.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
+                                    run.sampler, max_rows=o.max_rows)
     first_group = state.groups  # groups are numbered consecutively within an epoch
     state.groups += len(seed_tasks)
     tasks, records = [], []
@@ -221,9 +221,8 @@ def draw_ready_made(run) -> list[Task]:
 def interact(run, tasks) -> list[Trial]:
     """Let the agent attempt every task G times, and score the attempts."""
     o, state = run.o, run.state
-    with run.phase("agent rollouts"):
-        rollouts, texts = play(run.world, o, run.policy, "agent", tasks, o.G, o.temperature,
-                               run.sampler)
+    rollouts, texts = play(run.world, o, run.policy, "agent", tasks, o.G, o.temperature,
+                           run.sampler)
     state.agent_nats += sampled_nats(rollouts)
     trials = []
     for b, task in enumerate(tasks):
@@ -260,12 +259,10 @@ def update_agent(run, trials) -> dict:
     rewards = [[curriculum.agent_reward(o.agent_reward, e) for e in trial.traces]
                for trial in trials]
     rewards = torch.tensor(rewards, dtype=torch.float32)  # (B, G)
-    with run.phase("agent update (GRPO)", "agent") as moved:
-        stats = grpo_update(run.policy, "agent", run.agent_optimizer, rollouts, rewards, o, run.rng)
+    stats = grpo_update(run.policy, "agent", run.agent_optimizer, rollouts, rewards, o, run.rng)
     for trial in trials:
         trial.rollouts = []  # GRPO is on-policy: no later update may use them
     stats["agent_reward"] = float(rewards.mean())
-    stats["other_moved"] = moved.other
     return stats
 
 
@@ -305,13 +302,11 @@ def update_environment(run, fresh, old) -> dict:
     """Update the simulator once, on the records inside the band, those of this epoch and those of
     D_env, under the KL penalty to the initial simulator and the cap on the update's own KL."""
     kl_sample = draw_kl_sample(run.state.env_rollouts, run.rng)
-    with run.phase("simulator update (RWR)", "env") as moved:
-        stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o,
-                           run.rng)
+    stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o,
+                       run.rng)
     records = [*fresh, *old]
     if run.world.imitate_once:  # what no step has used waits for a later epoch
         run.state.imitated += [key for i in stats["env_imitated"] for key in records[i].keys]
-    stats["other_moved"] = moved.other
     return stats
 
 

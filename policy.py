@@ -95,7 +95,7 @@ class Policy(Chat):
         pi equals the reference. Raises UserError if no token ends a response."""
         self.active = None
         self.source = ""  # the folder or hub name that it was loaded from
-        self.tokens_drawn = self.slot_steps = 0  # of all rollouts: tokens, and room for tokens
+        self.slot_steps = 0  # tokens for which its rollouts had room
         model.requires_grad_(False)
         self.model = add_adapters(model, adapters, rank, seed, adapter_folder).eval()
         self.lm = self.model.get_base_model() if adapters else model  # head + decoder, LoRA inside
@@ -300,13 +300,16 @@ class Policy(Chat):
             raise ValueError("cannot sample from an empty prompt")
         out = [None] * (len(prompts) * G)
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
-        memory = free_bytes(self.device)
+        on_gpu = self.device.type == "cuda"
+        memory = free_bytes() if on_gpu else None
         with self.use(adapter), self._cast_once(adapter):
             while by_length:
                 members = by_length[:max(1, max_rows // G)]
-                lengths = [len(prompts[i]) for i in members]
-                width = prompts_at_once(self.lm, lengths, G, max_new_tokens, memory)
-                members, by_length = by_length[:width], by_length[width:]
+                if on_gpu:  # only those that its memory holds
+                    lengths = [len(prompts[i]) for i in members]
+                    width = prompts_at_once(self.lm, lengths, G, max_new_tokens, memory)
+                    members = members[:width]
+                by_length = by_length[len(members):]
                 # the place of each of these rollouts among all
                 places = [i * G + g for i in members for g in range(G)]
                 turns = Turns(respond, places, max_turns, max_turn_tokens) if respond else None
@@ -315,7 +318,6 @@ class Policy(Chat):
                 for place, row in zip(places, rows):
                     group = place // G
                     out[place] = Rollout(group, list(prompts[group]), *row)
-        self.tokens_drawn += sum(r.tokens for r in out)
         return out
 
 

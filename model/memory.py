@@ -2,7 +2,7 @@
 
 Paper: not in it; this helps to fit its two 7B policies on one card.
 
-Usage: a run calls `check` before it loads the models; support/metrics.py measures what it took.
+Usage: a run calls `check` before it loads the models, and trains inside of `enough_memory`.
 Policy.sample decodes `prompts_at_once` prompts at once. That depends on free memory, so a seed
 gives different texts on a different card. policy.py and model/decoding.py obey the first three
 limits.
@@ -19,6 +19,7 @@ All sizes are in bytes; a GB is 1e9 bytes. B prompts, G rollouts, P prompt, R re
 inside the MLP, V vocabulary, K cached keys, d head dimension; e bytes per number.
 """
 from collections import Counter
+from contextlib import contextmanager
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -32,7 +33,6 @@ KEPT_LOGITS = 2 ** 25  # logits kept for the backward pass, others are computed 
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded in one forward pass
 
 MARGIN = 1.08  # factor for what the allocator holds beyond what is in use
-CPU_ROOM = 8e9  # rollouts on a CPU may use this many bytes
 FP32, FP64, INT64 = 4, 8, 8
 NF4 = 0.517    # bytes per weight: 4 bits, one byte per 64 and one fp32 number per 64 * 256 weights
 
@@ -92,12 +92,10 @@ def prompts_at_once(lm, lengths, G, R, available) -> int:
     return B
 
 
-def free_bytes(device):
-    """Return the free memory of a GPU; on a CPU what rollouts may use."""
-    if device.type != "cuda":
-        return CPU_ROOM
+def free_bytes() -> int:
+    """Return the free memory of the GPU."""
     torch.cuda.empty_cache()  # torch holds pieces of memory that it does not use
-    return torch.cuda.mem_get_info(device)[0]
+    return torch.cuda.mem_get_info()[0]
 
 
 def update_bytes(config, e, budget, G, P, R) -> int:
@@ -169,6 +167,16 @@ def check(configs, o, available=None):
         raise UserError(f"{sentence}: use a lower --token-budget, --quant nf4 or another "
                         "--model")
     print(sentence, flush=True)
+
+
+@contextmanager
+def enough_memory():
+    """Raise UserError, naming what to lower, if a GPU runs out of memory."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise UserError("out of GPU memory: lower --max-rows if it ran out in rollouts, "
+                        "--token-budget if in an update") from None
 
 
 def inner(config) -> int:

@@ -31,7 +31,6 @@ from grpo import grpo_update
 from model.decoding import Decoder, GraphDecoder
 from policy import Policy
 from rwr import draw_kl_sample, rwr_update
-from support.metrics import peak_memory
 from support.options import Parser, parse_options
 from worlds.tiny_model import SPECIAL, word_tokenizer
 
@@ -108,8 +107,10 @@ class Bench:
         try:
             if began > DEADLINE:
                 raise TimeoutError("no time was left")
-            with peak_memory(self.row["peak bytes"], name):
-                figures = phase(*args) or {}  # on the host: a GPU has then done its work
+            if torch.cuda.is_available():
+                torch.cuda.reset_peak_memory_stats()
+            figures = phase(*args) or {}  # on the host: a GPU has then done its work
+            self.row["peak bytes"][name] = torch.cuda.max_memory_allocated()
         except Exception as error:
             figures = {"error": first_line(error)}
         figures["seconds"] = time.monotonic() - began

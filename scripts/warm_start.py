@@ -35,12 +35,12 @@ import torch
 from support import checkpoint, origin
 from errors import UserError, write_whole
 from model.loading import check_model
+from model.memory import enough_memory
 from interaction import read_written
 from model.saving import save_merged
 from policy import Policy, Rollout, policy_options
 from rwr import rwr_step
 from support.health import counted
-from support.metrics import peak_memory
 from support.options import Parser, at_least, parse_options
 from worlds import held_out_keys
 from worlds.probe import check_texts_survive, open_world
@@ -66,7 +66,7 @@ def main(argv) -> int:
     out = Path(s.out)
     world = open_world(o)
     check_model(o.model)
-    with claim(out):
+    with claim(out), enough_memory():
         print("loading the model; if stopped, run it again: whole passes are kept ...", flush=True)
         WarmStart(world, s, out).make(out, s.rounds)
     command = "python", "genenv.py", *rest, "--model", s.out, "--out", f"{out}-run"
@@ -219,7 +219,7 @@ class WarmStart:
             rising = min((n * len(batches) + k + 1) / WARM_UP, 1)
             for group in self.optimizer.param_groups:
                 group["lr"] = peak * (falling * rising)
-            with self.policy.use(ADAPTER), peak_memory({}, "an update of the warm start"):
+            with self.policy.use(ADAPTER):
                 loss, _ = rwr_step(self.policy, ADAPTER, self.optimizer, batch,
                                    torch.ones(len(batch)), self.world.o)
             losses.append(loss)
@@ -235,9 +235,8 @@ class WarmStart:
         picks = torch.randint(len(base), (TEXTS,), generator=generator).tolist()
         seeds = [world.seed_for(base[i], generator) for i in picks]
         prompts = [policy.encode(world.env_prompt(task, None)) for task in seeds]
-        with peak_memory({}, "the simulator's texts"):
-            rollouts = policy.sample(ADAPTER, prompts, 1, o.max_task_tokens, o.temperature,
-                                     policy.generator(1000 * o.seed + n), max_rows=o.max_rows)
+        rollouts = policy.sample(ADAPTER, prompts, 1, o.max_task_tokens, o.temperature,
+                                 policy.generator(1000 * o.seed + n), max_rows=o.max_rows)
         texts, reasons, valid = [], Counter(), 0
         for w in read_written(world, o, [policy], rollouts, seeds, epoch=0,
                               held_out=held_out_keys(world)):

@@ -119,13 +119,6 @@ def mismatch(r, history, o) -> str:
             "or without --quant")
 
 
-def leak(r, history, o) -> str:
-    """Warn if one player's update moved the other player."""
-    if not r["other_adapter_moved"]:
-        return ""
-    return "an update moved the other adapter as well; only code can do that, not an option"
-
-
 def not_finite(r, history, o) -> str:
     """Warn if a loss or a gradient was NaN or infinite."""
     agent, simulator = r["skipped_steps"] or 0, r["env_skipped_steps"] or 0
@@ -144,7 +137,6 @@ CHECKS = {
     "KL cap": kl_cap,
     "KL": kl,
     "mismatch": mismatch,
-    "leak": leak,
     "not finite": not_finite,
 }
 

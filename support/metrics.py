@@ -1,4 +1,4 @@
-"""Measure a run: validation, one record per epoch, samples to read, movement and memory.
+"""Measure a run: validation, one record per epoch, and samples to read.
 
 Paper: the numbers behind its Figures 4-8: success rate on generated tasks, validation, task and
 response length, solved and unsolved tasks. Added: entropy, mixed groups, KL, effective sample
@@ -13,21 +13,17 @@ record; only validation is repeated until the next measurement.
 """
 import math
 from collections import Counter
-from contextlib import contextmanager
-from types import SimpleNamespace
 
 import numpy as np
-import torch
 
 import curriculum
 from data_pool import task_id
-from errors import UserError
 from interaction import attempt_score, play
 from support import health
 
 # fields that a record repeats until they are measured again
 VALIDATION = ("validated", "validation", "validation_rates", "validation_greedy", "validation_set",
-              "validation_by")
+              "validation_by", "category_name")
 # quantiles of the t-distribution, by degrees of freedom
 T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
 
@@ -40,8 +36,7 @@ def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
     """Return the agent's success rate on each task over G attempts."""
     o, world = run.o, run.world
     generator = run.policy.generator(3 * o.seed + 2)  # the same seed in every epoch
-    with run.phase("validation"):
-        rollouts, texts = play(world, o, run.policy, "agent", tasks, G, temperature, generator)
+    rollouts, texts = play(world, o, run.policy, "agent", tasks, G, temperature, generator)
     rewards = [attempt_score(world, tasks[r.group], r, text)[0] for r, text in zip(rollouts, texts)]
     return [curriculum.success_rate(rewards[b * G:(b + 1) * G]) for b in range(len(tasks))]
 
@@ -69,6 +64,8 @@ def validation(run) -> dict:
         "validation_rates": by_category,
         "validation_greedy": mean(greedy),
         "validation_set": task_id({"held out": [(task.id, task.text) for task in tasks]}),
+        # the world's name for a kind of held-out task
+        "category_name": run.world.category_name,
         "validation_by": {name: round(mean(rates), 4) for name, rates in by_category.items()},
     }
 
@@ -88,9 +85,10 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     record |= success_figures(new, run.o.G)
     record |= validation(run)
     record |= length_figures(run, new)
-    record |= agent_figures(run, env_stats)
+    record |= agent_figures(run)
     record |= simulator_figures(run, new, env_stats)
-    record |= size_figures(run, new)
+    # training without validation; CPU time is of this process, without other work
+    record |= {"seconds": run.state.seconds, "cpu_seconds": run.state.cpu_seconds}
     for key, value in record.items():
         if isinstance(value, float):
             record[key] = round(value, 6)
@@ -99,7 +97,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
 
 def success_figures(new, G: int) -> dict:
     """Measure how hard an epoch's new tasks were for the agent. new: Trials of G attempts each."""
-    figures = {}
+    figures = {"distinct_tasks": len(new)}
     # mean of p_hat (Eq. 2)
     figures["success_rate"] = mean(trial.p_hat for trial in new)
     figures["p_hat_counts"] = p_hat_counts(new, G)
@@ -124,20 +122,17 @@ def mixed_of_possible(mixed_share, success_rate, G: int) -> float | None:
 
 def length_figures(run, new) -> dict:
     """Measure an epoch's new tasks, and the responses to all generated ones."""
-    responses = []
-    for trial in run.state.trials:
-        if trial.task.origin != "base":
-            responses += trial.traces
+    generated = [trial for trial in run.state.trials if trial.task.origin != "base"]
     return {
         # counted in the world's unit, named by length_unit
         "task_length": mean(run.world.task_length(trial.task) for trial in new),
         "length_unit": run.world.length_unit,
         # in tokens, replayed tasks included
-        "response_length": mean(e.tokens for e in responses),
+        "response_length": mean(e.tokens for trial in generated for e in trial.traces),
     }
 
 
-def agent_figures(run, env_stats: dict) -> dict:
+def agent_figures(run) -> dict:
     """Measure the agent's attempts at all tasks of an epoch, and average its GRPO updates."""
     state, figures = run.state, {}
     traces = [e for trial in state.trials for e in trial.traces]
@@ -157,9 +152,6 @@ def agent_figures(run, env_stats: dict) -> dict:
     # steps skipped because a loss or a gradient was not finite
     skipped = [stats["skipped_steps"] for stats in state.agent]
     figures["skipped_steps"] = sum(skipped) if skipped else None
-    # whether one player's update moved the other player as well
-    moved = [stats["other_moved"] for stats in (*state.agent, env_stats) if "other_moved" in stats]
-    figures["other_adapter_moved"] = any(moved) if moved else None
     return figures
 
 
@@ -188,21 +180,6 @@ def simulator_figures(run, new, env_stats: dict) -> dict:
     return figures
 
 
-def size_figures(run, new) -> dict:
-    """Count tasks and records, and time the epoch."""
-    return {
-        "distinct_tasks": len(new),
-        # size of both pools, over all epochs so far
-        "d_train": len(run.train_pool.tasks),
-        "d_env": len(run.env_pool.records),
-        # time of training without validation; CPU time is of this process
-        "seconds": run.state.seconds,
-        "cpu_seconds": run.state.cpu_seconds,
-        # the world's name for a kind of held-out task
-        "category_name": run.world.category_name,
-    }
-
-
 def p_hat_counts(trials, G: int) -> list[int]:
     """Count the tasks solved 0, 1, ... G times: G + 1 numbers."""
     solved = Counter(round(trial.p_hat * G) for trial in trials)  # p_hat is k / G (Eq. 2)
@@ -219,80 +196,34 @@ def sampled_nats(rollouts) -> float:
     return -sum(logps)
 
 
-def first_trials(trials) -> list:
-    """Return each task's first Trial: new tasks may be tried again, but their first p_hat
-    counts."""
-    first = {}
-    for trial in trials:
-        first.setdefault(trial.task.id, trial)
-    return list(first.values())
-
-
 def new_trials(state) -> list:
-    """Return the first Trials of this epoch's new tasks."""
-    new = []
+    """Return the first Trial of each of this epoch's new tasks: one may be tried again, but its
+    first p_hat counts."""
+    first = {}
     for trial in state.trials:
         origin, epoch = trial.task.origin, trial.task.epoch
         # ready-made tasks count in every epoch that draws them
         if origin != "base" and (epoch == state.epoch or origin != "env"):
-            new.append(trial)
-    return first_trials(new)
+            first.setdefault(trial.task.id, trial)
+    return list(first.values())
 
 
 def samples(run, n=8) -> list:
-    """Return samples for a person to read: n tasks of the epoch, each with its seed task, the
-    expected answer, its best and worst trace; and refused texts with their reasons."""
-    epoch, trials = run.state.epoch, first_trials(run.state.trials)
-    records = []
-    for trial in trials[::max(1, len(trials) // n)][:n]:
+    """Return samples for a person to read: n attempted tasks of the epoch, each with its seed task,
+    the expected answer, its best and worst trace; and refused texts with their reasons."""
+    epoch, trials = run.state.epoch, run.state.trials
+    stride, records = max(1, len(trials) // n), []
+    for trial in trials[::stride][:n]:
         task, seed_task = trial.task, run.train_pool.tasks.get(trial.task.seed_task)
-        best = max(trial.traces, key=lambda e: e.reward)
-        worst = min(trial.traces, key=lambda e: e.reward)
-        attempts = [best] if best.text == worst.text else [best, worst]
+        traces = sorted(trial.traces, key=lambda e: e.reward)
         records.append({
             "epoch": epoch, "written_in": task.epoch, "task": task.text, "origin": task.origin,
             "p_hat": trial.p_hat, "seed_task": seed_task.text if seed_task else "",
             "expected": run.world.gold(task),
-            "traces": [{"text": e.text, "reward": e.reward} for e in attempts]})
+            "traces": [{"text": e.text, "reward": e.reward} for e in (traces[-1], traces[0])]})
     for seed_task, text, reason in run.state.refused:
         records.append({"epoch": epoch, "seed_task": seed_task, "refused": text, "reason": reason})
     return records
-
-
-# ---------------------------------------------------------------------------------------------
-# during an epoch
-
-
-@contextmanager
-def movement(adapters: dict, adapter):
-    """Watch that only `adapter` moves among {name: its parameters}; "" watches nothing.
-
-    Yield an object whose `other` is set at the end: whether a bit of another adapter changed.
-    """
-    rest = [p for name, params in adapters.items() if adapter not in ("", name) for p in params]
-
-    def bits():  # compare integers: a NaN does not equal itself
-        return [p.detach().view(torch.int32) for p in rest]
-
-    before, moved = [p.clone() for p in bits()], SimpleNamespace(other=False)
-    yield moved
-    moved.other = not all(map(torch.equal, bits(), before))
-
-
-@contextmanager
-def peak_memory(peaks: dict, phase: str):
-    """Record in peaks[phase] the most bytes that torch has allocated on a GPU in that phase so far.
-
-    Raise UserError, naming the phase and what to lower, if the GPU runs out of memory.
-    """
-    if torch.cuda.is_available():
-        torch.cuda.reset_peak_memory_stats()
-    option = "--token-budget" if "update" in phase else "--max-rows"
-    try:
-        yield
-    except torch.OutOfMemoryError:
-        raise UserError(f"out of GPU memory in {phase}: lower {option}") from None
-    peaks[phase] = max(torch.cuda.max_memory_allocated(), peaks.get(phase, 0))
 
 
 # ---------------------------------------------------------------------------------------------

@@ -6,7 +6,6 @@ dataclass holds the whole run and is passed to every step; nothing is global.
 import json
 import time
 from collections import Counter
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
@@ -73,21 +72,10 @@ class Run:
     stop: int | None = None           # number of the signal that asked the run to stop
     lock: object = None               # keeps a second program out of the folder
     origin: dict = field(default_factory=dict)   # what the run began with, see support/origin.py
-    peaks: dict = field(default_factory=dict)    # {phase: peak memory of a GPU in bytes}
     ends: list = field(default_factory=list)     # when the epochs of this process ended
     # clock readings when timing last stopped
     clock_start: float = field(default_factory=time.perf_counter)
     cpu_start: float = field(default_factory=time.process_time)
-
-    @contextmanager
-    def phase(self, name, adapter=""):
-        """Record a phase's peak memory, and whether an adapter other than `adapter` changed.
-
-        `with run.phase("agent update (GRPO)", "agent") as moved` sets `moved.other` at the end. It
-        goes into the epoch's statistics, and health.py warns of it.
-        """
-        with measure.peak_memory(self.peaks, name), measure.movement(self.params, adapter) as moved:
-            yield moved
 
     @property
     def policies(self) -> list:
@@ -225,9 +213,8 @@ def finish(run):
     """Save adapters and report, and print the closing words."""
     for policy in run.policies:
         policy.save_adapters(run.folder / "adapters")
-        print(f"rollouts: {policy.tokens_drawn} tokens drawn, room for {policy.slot_steps}")
-    peaks = [f"{name} {size / 1e9:.2f} GB" for name, size in run.peaks.items() if size]
-    if peaks:  # a CPU has none
-        print("peak memory of the GPU: " + ", ".join(peaks))
+    peak = torch.cuda.max_memory_allocated()
+    if peak:  # a CPU has none
+        print(f"peak memory of the GPU: {peak / 1e9:.2f} GB")
     report.write(run.folder)
     print(screen.closing_words(run))

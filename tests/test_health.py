@@ -17,7 +17,7 @@ QUIET = dict(epoch=3, alpha=0.5, success_rate=0.5, validated=3, validation=0.5, 
              reward=0.5, skill_entropy=2.0, written=48, invalid={}, truncated=0.0,
              zero_variance=0.2, env_kept=20, env_kl=0.1, env_steps=16, env_capped=0,
              p_hat_counts=[10, 20, 10], refused=0.1, mismatch=0.025, skipped_steps=0,
-             env_skipped_steps=0, other_adapter_moved=False, validation_greedy=0.5, solved=0.1,
+             env_skipped_steps=0, validation_greedy=0.5, solved=0.1,
              unsolved=0.0, agent_reward=None, env_ess=9.0, kl=0.1, env_kl_step=0.1,
              response_length=9.0, length_unit="tools")
 
@@ -49,7 +49,6 @@ SICK = {  # name: (last epochs with these fields, fields, the one warning)
     "moves too fast": (2, dict(env_capped=1, env_steps=0), "KL cap"),
     "drifts": (2, dict(env_kl=3.0), "KL"),
     "is scored otherwise": (1, dict(mismatch=0.04), "mismatch"),
-    "moves the agent": (1, dict(other_adapter_moved=True), "leak"),
     "spoils its steps": (1, dict(env_skipped_steps=3), "not finite"),
 }
 
@@ -80,6 +79,6 @@ def test_what_no_update_measured_is_unknown():
     """Otherwise epoch 0, and a variant without a simulator, would record an update of 0 steps."""
     state = SimpleNamespace(trials=[], agent=[], agent_nats=0.0, written=0, invalid={})
     run = SimpleNamespace(state=state, o=genenv.Options(), world=None)
-    figures = measure.agent_figures(run, {}) | measure.simulator_figures(run, [], {"env_kept": 0})
+    figures = measure.agent_figures(run) | measure.simulator_figures(run, [], {"env_kept": 0})
     del figures["written"], figures["invalid"]
     assert set(figures.values()) == {None}

@@ -307,7 +307,6 @@ def test_an_epoch_is_recorded_as_it_went(recording):
         reasons = [w.reason for _, w in texts_of(recording, t)]
         assert figures["written"] == len(reasons)
         assert figures["invalid"] == {x: reasons.count(x) for x in reasons if x}
-        assert not figures["other_adapter_moved"]
     assert [r["validated"] for r in recording.run.history] == [0, 0, 0, 3, 4]
 
 
@@ -356,20 +355,6 @@ def test_only_records_of_steps_that_were_taken_are_used_up(monkeypatch, recordin
     assert run.state.imitated == records[0].keys + records[3].keys
 
 
-def test_a_leak_into_the_other_adapter_is_seen(model, tmp_path, monkeypatch):
-    """Otherwise one player would train the other, and no figure show it."""
-    update = genenv.grpo_update
-
-    def leaking(policy, *rest):
-        with torch.no_grad():
-            policy.params["env"][1][0, 0] += 1e-12
-        return update(policy, *rest)
-
-    monkeypatch.setattr(genenv, "grpo_update", leaking)
-    _, run = recorded_run(model, tmp_path / "r", epochs=1, steps=1)
-    assert run.history[1]["other_adapter_moved"]
-
-
 def test_schedules_see_how_the_run_goes(monkeypatch):
     """Otherwise they would steer by another epoch; one without new tasks says nothing."""
     monkeypatch.setattr(curriculum, "next_alpha", lambda schedule, context: context)
@@ -400,7 +385,7 @@ def test_what_an_epoch_did_not_measure_is_null(model, tmp_path, monkeypatch):
         zero = {key for key, value in figures.items() if value == 0 and "valid" not in key}
         assert zero <= {
             "success_rate", "solved", "mixed_share", "reward", "truncated", "trained_tokens",
-            "skipped_steps", "other_adapter_moved", "refused", "env_kept", "env_steps",
+            "skipped_steps", "refused", "env_kept", "env_steps",
             "env_capped", "env_skipped_steps", "env_kl"}  # counts, shares, and KL before a step
 
 
@@ -408,5 +393,5 @@ def test_figures_of_updates_are_means_over_those_that_measured():
     """Otherwise a second update without a mixed group would halve a mismatch."""
     nothing = grpo_update(None, "agent", None, [], torch.tensor([]), None)
     state = EpochState(agent=[nothing, dict.fromkeys(nothing, 0.04)])
-    figures = agent_figures(SimpleNamespace(state=state, o=Options()), {})
+    figures = agent_figures(SimpleNamespace(state=state, o=Options()))
     assert figures["mismatch"] == figures["kl"] == figures["grad_norm"] == 0.04

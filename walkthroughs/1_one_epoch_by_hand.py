@@ -111,7 +111,7 @@ others = [r for r in fresh if r not in kept]
 kept_before, others_before = nats(kept), nats(others)
 stats = genenv.update_environment(run, kept, old=[])  # D_env has no older records yet
 print(f"\nRWR: {stats['env_steps']} steps, KL of the update {shown(stats['env_kl_step'])}, at most "
-      f"{KL_CAP}; the agent's adapter moved: {stats['other_moved']}")
+      f"{KL_CAP}")
 print(f"nats per token: imitated tasks {kept_before:.3f} -> {nats(kept):.3f}, other tasks "
       f"{others_before:.3f} -> {nats(others):.3f} (lower is likelier)")
 print("So: imitated tasks are likelier now, at the cost of the rest; nothing else has changed.")
