@@ -20,7 +20,8 @@ starting with `seeds_`, an agent reward one of an attempt (data_pool.Trace) star
 `agent_reward_`. There is no list to extend.
 
 Deviations: the paper keeps alpha at 0.5; here it may follow a schedule. The paper takes p_hat of a
-batch of variations; here it is by default that of one task with G rollouts (--p-hat-unit).
+batch of variations; here it is by default that of one task with G rollouts (--p-hat-unit). At G = 8
+the paper's k_min = 0.1 keeps only tasks solved exactly 4 times; ours, 0.26, keeps 2 to 6 times.
 
 Symbols: p_hat success rate in [0, 1], alpha target success rate in (0, 1), beta sharpness of the
 bell, k_min half width of the band that the environment learns from.
@@ -42,12 +43,12 @@ class Context:
     alpha_end: float    # --alpha-end, the value to arrive at
     previous: float     # alpha of the epoch before; --alpha in the first
     new_tasks: int      # how many new tasks the last epoch had
-    # measured on the latest epoch that had new tasks; 0.5, zeros and None until there is one
+    # measured in the latest epoch that had new tasks; until there is one: 0.5, 0, zeros and None
     success: float      # success rate of the agent
     mixed_share: float  # share of tasks whose attempts differ in reward: GRPO learns from these
     p_hat_counts: list  # how many tasks were solved 0, 1, ... G times: G+1 numbers
-    # mixed_share over the share that would be mixed if all tasks were equally hard; None where
-    # success is 0 or 1
+    # mixed_share / (1 - s^G - (1 - s)^G) with s = success: 1 if all tasks are equally hard, less if
+    # some are too easy and others too hard; None where s is 0 or 1
     mixed_of_possible: float | None
 
     @property
@@ -92,25 +93,25 @@ def reward_bell(p_hat, alpha, beta):
 #     e.graded     the same with partial credit
 #     e.valid      whether the response has the form that the world asks for
 #     e.truncated  whether it ran into a limit of length or of turns
-#     e.tokens     its length; e.text: the response
+#     e.tokens     its length; e.text: the response, for an episode the transcript
 # p_hat and held-out success are of e.reward, whatever is chosen
 
 
 def agent_reward_plain(e):
-    """Return the reward of Eq. 1; a response that never ended earns nothing."""
-    return 0.0 if e.truncated else e.reward
+    """Return the reward of Eq. 1, which is 0 for a response that never ended."""
+    return e.reward
 
 
 def agent_reward_graded(e):
     """Give partial credit, so that attempts which all fail may still differ. In tool_calls it is
     that of Tool-R0 (arXiv 2602.21320); a world without `graded` gives Eq. 1."""
-    return 0.0 if e.truncated else e.graded
+    return e.graded
 
 
 # ---------------------------------------------------------------------------------------------
-# alpha schedules: functions of a Context c -> the alpha of this epoch. RWR uses this alpha at the
-# end of the epoch, so it shapes the *next* epoch's tasks; the last epoch's alpha shapes none. Only
-# a seeds_ function uses it at once
+# alpha schedules: functions of a Context c -> the alpha of this epoch. A low alpha asks for hard
+# tasks. RWR uses this alpha at the end of the epoch, so it shapes the *next* epoch's tasks; the
+# last epoch's alpha shapes none. Only a seeds_ function uses it at once.
 
 
 def alpha_constant(c):
@@ -134,16 +135,18 @@ def alpha_step(c):
 
 
 def alpha_adaptive(c):
-    """Overshoot, alpha + (alpha - last success): an agent that wins too often gets harder tasks."""
+    """Mirror the last success at alpha, alpha + (alpha - success): an agent that wins 0.1 too often
+    gets a target that is 0.1 lower, so harder tasks."""
     return min(0.95, max(0.05, c.alpha + (c.alpha - c.success)))
 
 
 def alpha_integral(c):
     """Integrate the error: start at alpha / 2, then add 0.3 x (alpha - last success), within [0.05,
     0.95]. Between these limits it rests only where success is --alpha."""
-    # start low, so that tasks are still near alpha once the update has made them easier
+    # Tasks written at this alpha are tried an epoch later, when the agent has improved: ask for
+    # harder ones at first.
     start = c.previous if c.epoch > 1 else c.alpha / 2
-    # without new tasks `success` is old, and its error was added before
+    # without new tasks `success` is old: its error was added in the epoch that measured it
     error = c.alpha - c.success if c.new_tasks else 0
     return min(0.95, max(0.05, start + 0.3 * error))
 
@@ -175,7 +178,8 @@ def seeds_curated(p_hats, alpha):
 
 
 def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
-    """Draw n seed tasks: a share from the base set for coverage, the rest from recent pool tasks.
+    """Draw n seed tasks, each with probability base_share from the base set, for coverage, else
+    from recent tasks of the pool.
 
     base: tasks; recent: list of (task, p_hat); weigh: one of the seeds_ functions. While there are
     no recent tasks, or all have weight 0, all come from base. Drawn with replacement; generator:

@@ -2,7 +2,7 @@
 
 Paper: step 3 of Algorithm 1. D_train <- D_train + Valid(E_t) keeps every task with its valid
 traces, and D_env <- D_env + weighted generations keeps what the simulator wrote, in which
-context, and how hard it turned out to be (not of epoch 0, which trains nothing).
+context, and how hard it turned out to be. Epoch 0 trains nothing and adds nothing to D_env.
 
 Usage: genenv.py has one pool of each kind per run. Each is an append-only JSONL file in the run
 folder, and is read back from it when a run is resumed.
@@ -83,8 +83,9 @@ class EnvRecord:
     p_hat_seed: float | None = None   # ... on all variations of its group
     p_hat_batch: float | None = None  # ... on all records of its step
     epoch: int = 0       # epoch in which these were measured
-    r_env: float = 0.0   # R_env (Eq. 3), as last computed; 0 if it never was, because the
-                         # same task was written again later in the epoch
+    # R_env (Eq. 3) in the epoch that wrote it, and computed again before each use; 0 if it never
+    # was, because the same task was written again later in the epoch
+    r_env: float = 0.0
 
     def p_hat_of(self, unit: str) -> float:
         """Return the p_hat (Eq. 2) of one unit of attempts: "task", "seed" or "batch"."""
@@ -130,8 +131,8 @@ class TrainPool:
             self.p_hat[task.id] = (p_hat, epoch)
 
     def recent(self, epoch: int) -> list:
-        """Return (task, p_hat) of the tasks other than base tasks with a recent p_hat: they may be
-        seed tasks."""
+        """Return (task, p_hat) of every task measured in the last FRESH_FOR epochs, base tasks
+        excepted: the candidates for seed tasks."""
         seeds = []
         for i, (p_hat, measured) in self.p_hat.items():
             if self.tasks[i].origin != "base" and epoch - measured <= FRESH_FOR:
@@ -193,7 +194,9 @@ def distinct(records) -> list[EnvRecord]:
     for r in reversed(records):
         if seen.isdisjoint(r.keys):
             kept.append(r)
-        seen.update(r.keys)  # also of one that is left out: tasks may share keys in a chain
+        # Also of a record that is left out: two records that share any key are the same task, so
+        # one that shares a key with that record is the same task, too.
+        seen.update(r.keys)
     return kept[::-1]
 
 

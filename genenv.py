@@ -10,13 +10,18 @@
 Paper: Algorithm 1. `epoch` below reads like it: generate and interact, update both policies,
 aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate, R_env and filter in
 curriculum.py (Eq. 2, 3), the pools in data_pool.py, step 1 in detail in interaction.py, the domain
-in worlds/ (Eq. 1), both policies in policy.py. Prop. 1 and Thm. 1 (Eq. 5, 9) are statements about
-these pieces, which tests/test_theory.py checks: E||g||^2 of the REINFORCE gradient lies between two
-multiples of p (1 - p), so a task solved half of the time teaches most; and with n attempts each a
-task further from alpha earns the higher R_env with probability 4 exp(-2/9 (gap)^2 n) at most.
-Everything but the algorithm is in support/. `run` is the Run object (support/run.py), `run.o` its
-Options, `run.state` the progress of the current epoch, new in each. "env" in a name is the
-environment simulator.
+in worlds/ (Eq. 1), both policies in policy.py. Everything but the algorithm is in support/.
+
+Two statements of the paper about these pieces are checked by tests/test_theory.py:
+  Prop. 1 (Eq. 5): c1 p (1 - p) <= E||g||^2 <= c2 p (1 - p) for the gradient g of Eq. 4 and success
+    rate p, so a task that is solved half of the time teaches most.
+  Thm. 1 (Eq. 9): of two tasks with n attempts each, R_env ranks the one further from alpha first
+    with probability at most 4 exp(-2/9 gap^2 n), where gap = ||p_1 - alpha| - |p_2 - alpha||.
+
+Names: "env" is the environment simulator. `run` is the Run object (support/run.py) and `run.o` its
+Options. `run.state` is the progress of the current epoch: end_epoch replaces it by a new one, which
+keeps only `imitated`. `run.policy` is the agent's Policy, `run.simulator` the simulator's; unless
+--env-model is given they are one object with two adapters. `run.policies` lists each once.
 
 Deviations: an epoch is split into small steps so that new tasks can serve as seeds immediately and
 GRPO stays on-policy; replayed tasks are also rolled out again. The simulator is updated once per
@@ -74,7 +79,7 @@ def train(o: Options, world=None) -> Path:
     with run.lock, checkpoint.stop_signals(run), enough_memory():
         if run.state.epoch == 0:
             measure_untrained(run)
-        for t in range(run.state.epoch, o.epochs + 1):  # from 1, or from where a checkpoint stopped
+        while run.state.epoch <= o.epochs:  # end_epoch puts the next epoch's state in run.state
             epoch(run)
         finish(run)
     return run.folder
@@ -87,8 +92,8 @@ def epoch(run: Run):
     alpha = alpha_of(run)  # paper: 0.5 throughout
     # Show the bar only on a terminal; in a log file it would precede the epoch's line.
     for step in tqdm(range(state.step, o.steps), f"epoch {t}", leave=False, disable=None):
-        state.step = step  # checkpoint.stop_if_asked saves step + 1
-        # 1. generate and interact; some earlier tasks of D_train are tried again with the new ones
+        state.step = step  # a run that is stopped in this step resumes at step + 1
+        # 1. generate and interact; with the new tasks a few of D_train are tried again
         tasks, records = generate(run, alpha)  # T_t ~ pi_env
         trials = interact(run, fill_batch(run, tasks))  # E_t; Eq. 1: r, Eq. 2: p_hat
         # 2a. agent update
@@ -98,9 +103,12 @@ def epoch(run: Run):
         attach_p_hats(records, trials)
         state.records += records
         checkpoint.stop_if_asked(run)
-    # 2b. environment update, on generations of this epoch (fresh) and of D_env (old): a task once
+    # 2b. environment update, on what the simulator wrote in this epoch (fresh) and in earlier ones
+    # (old, from D_env). Of several records of one task only the newest counts.
     fresh, old = distinct(state.records), old_records(run)
-    for record in fresh + old:  # of old ones again, as alpha may have moved; their p_hat stays
+    # R_env of old records is computed again, as alpha may have changed. Their p_hat is not measured
+    # again: it is up to MAX_AGE epochs old, and the agent has improved since.
+    for record in fresh + old:
         p_hat = record.p_hat_of(o.p_hat_unit)
         record.r_env = curriculum.R_env(o.difficulty_reward, p_hat, alpha, o.beta)  # Eq. 3
     fresh = learnable_records(run, fresh, alpha)  # |p_hat - alpha| <= k_min
@@ -109,7 +117,7 @@ def epoch(run: Run):
     if o.variant == "genenv":  # the other variants never train the simulator
         env_stats |= update_environment(run, fresh, old)  # RWR, w ~ exp(lam * R_env)
     # 3b. aggregate the simulator's side: all valid generations, in the band or not
-    run.env_pool.add(state.records)  # D_env <- D_env + env generations, weighted when imitated
+    run.env_pool.add(state.records)  # D_env <- D_env + env generations, weighted at use
     end_epoch(run, env_stats, alpha)
 
 
@@ -117,7 +125,7 @@ def measure_untrained(run: Run):
     """Try one batch in epoch 0, and measure both policies as they are. Nothing is trained; the
     tasks enter D_train, what the simulator wrote does not enter D_env."""
     state, alpha = run.state, alpha_of(run)
-    if state.step == 0:  # 1: it was stopped after its only step
+    if state.step == 0:  # 1 if the run was stopped after this block: it is not repeated then
         add_ready_made(run)  # tasks from before training: GenEnv-Static's, a teacher's
         tasks, records = generate(run, alpha)
         trials = interact(run, tasks)
@@ -125,6 +133,7 @@ def measure_untrained(run: Run):
         attach_p_hats(records, trials)
         state.records += records
         checkpoint.stop_if_asked(run)
+    # only counted: epoch 0 has no env_pool.add
     near_alpha = learnable_records(run, distinct(state.records), alpha)
     end_epoch(run, {"env_kept": len(near_alpha)}, alpha)
 
@@ -156,10 +165,11 @@ def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
 def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list[EnvRecord]]:
     """Ask the simulator for variations of each seed task; parse, check, drop duplicates.
 
-    Invalid texts are counted by reason and never imitated. batch: tasks that it already holds.
+    Invalid texts are counted by reason and never imitated. batch: this step's tasks from earlier
+    rounds; a copy of one of them is a duplicate.
     """
     o, state, world = run.o, run.state, run.world
-    # a world may add something to a seed task, such as the tools to choose from
+    # a world may add something to a seed task, such as the tools to choose from; its id stays
     seed_tasks = [world.seed_for(task, run.rng) for task in seed_tasks]
     # the context holds the recent success rate of the seed task, as in the paper
     prompts = []
@@ -176,7 +186,7 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
     for w in written:
         prompt, response = w.rollout.prompt, w.rollout.response
         group = first_group + w.rollout.group
-        # valid or not: KL must see a drift to junk
+        # invalid texts too, so that the KL sees a drift to junk
         state.env_rollouts.append(Rollout(group, prompt, response))
         state.written += 1
         if w.task is None:
@@ -192,8 +202,8 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
 
 def fill_batch(run, tasks) -> list[Task]:
     """Fill the batch of new tasks with tasks replayed from D_train, --base-share of them base
-    tasks, so that earlier curricula are kept. Replayed tasks also make up for invalid generations:
-    the batch always has the same size."""
+    tasks, so that earlier curricula are not forgotten. Replayed tasks also make up for invalid
+    generations: the batch always has the same size."""
     size = round(run.o.seed_tasks * run.o.variations * (1 + REPLAY))
     return tasks + run.train_pool.sample(size - len(tasks), run.o.base_share, run.rng)
 
@@ -272,7 +282,8 @@ def update_agent(run, trials) -> dict:
 def attach_p_hats(records, trials):
     """Give each D_env record of a step the p_hat of its task, of all variations of its seed task,
     and of the whole batch."""
-    # where a new task was replayed as well, the later of two measurements
+    # A text may describe a task that D_train has and fill_batch drew. It was tried twice in this
+    # step, and the later measurement counts.
     by_task = {trial.task.id: trial.p_hat for trial in trials}
     for r in records:
         r.p_hat = by_task[r.task_id]
@@ -290,8 +301,8 @@ def old_records(run) -> list[EnvRecord]:
 
 
 def learnable_records(run, records, alpha) -> list[EnvRecord]:
-    """Return the records that the simulator may learn from: those in the band around alpha. Where a
-    world has each task imitated in one epoch only (World.imitate_once), not yet imitated ones."""
+    """Return the records that the simulator may learn from: those in the band around alpha. If the
+    world sets imitate_once, tasks that an earlier epoch imitated are left out."""
     o, imitated = run.o, set(run.state.imitated)
     in_band = [r for r in records
                if curriculum.in_band(r.p_hat_of(o.p_hat_unit), alpha, o.k_min)]
@@ -300,12 +311,12 @@ def learnable_records(run, records, alpha) -> list[EnvRecord]:
 
 def update_environment(run, fresh, old) -> dict:
     """Update the simulator once, on the records inside the band, those of this epoch and those of
-    D_env, under the KL penalty to the initial simulator and the cap on the update's own KL."""
+    D_env, under the KL penalty to the initial simulator and the cap on how far the update moves."""
     kl_sample = draw_kl_sample(run.state.env_rollouts, run.rng)
     stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o,
                        run.rng)
     records = [*fresh, *old]
-    if run.world.imitate_once:  # what no step has used waits for a later epoch
+    if run.world.imitate_once:  # records that no step used may still be imitated later
         run.state.imitated += [key for i in stats["env_imitated"] for key in records[i].keys]
     return stats
 

@@ -7,10 +7,12 @@ objective for GRPO: the clipped surrogate and the KL term below are the usual on
 Usage: genenv.py calls `grpo_update`; the functions above it are pure and can be read on their own.
 
 Deviations: token-level loss, division by the standard deviation and k3 as in the official
-configuration; its entropy bonus of 0.001 is off here (ENTROPY_BONUS), since the paper does not
-mention one. Groups whose rewards are all equal are dropped *before* the forward pass: neither their
-KL nor their tokens count. The loss is normalised over the whole optimiser step, so micro-batching
-only changes memory use. Non-finite steps are skipped and counted.
+configuration (of the authors' repository); its entropy bonus of 0.001 is off here (ENTROPY_BONUS),
+since the paper does not mention one. By default an update is a single optimiser step: the ratio is
+1, nothing is clipped, and the loss is REINFORCE with advantages normalised by group, plus the KL
+term. Groups whose rewards are all equal are dropped *before* the forward pass: neither their KL nor
+their tokens count. The loss is normalised over the whole optimiser step, so micro-batching only
+changes memory use. Non-finite steps are skipped and counted.
 
 Shapes: B groups (a prompt and its G rollouts), N rollouts of a micro-batch (rows of its tensors),
 R response tokens. rewards (B, G); mask (N, R) bool; logp, old_logp, ref_logp (N, R): log-probs of
@@ -64,8 +66,10 @@ def token_kl(logp, ref_logp, kind: str = KL_ESTIMATOR):
     The only definition of the KL estimators (rwr.py uses it too). As *values* all three estimate
     the KL; as *losses* they differ:
       k1  log pi/ref            unbiased, can be negative; its expected gradient is exactly zero
-      k2  (log pi/ref)^2 / 2    its gradient is that of the reverse KL(pi || ref)
-      k3  ref/pi - 1 - log ref/pi   unbiased, never negative; its gradient is that of the forward KL
+      k2  (log pi/ref)^2 / 2    its gradient is that of the reverse KL(pi || ref), as
+                                E_pi[log pi/ref  grad log pi] is
+      k3  ref/pi - 1 - log ref/pi   unbiased, never negative; its gradient is that of the forward
+                                KL(ref || pi), as E_pi[(1 - ref/pi) grad log pi] is
     All use the log-prob of the sampled token only, so the effect of a token on later ones is left
     out (a partial gradient). tests/test_grpo.py checks the three statements on a table.
     """
@@ -118,8 +122,8 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, kl_co
     kl_term = token_kl(logp, ref_logp, kl_estimator)           # KL to the initial policy
     per_token = policy_term + kl_coef * kl_term
     if ENTROPY_BONUS:
-        # The full logits are not kept. In expectation over sampled tokens this term has the
-        # gradient of the entropy.
+        # The full logits are not kept. In expectation over sampled tokens the gradient of this term
+        # is E[log pi grad log pi] = -grad H: minimising it raises the entropy H.
         per_token = per_token + ENTROPY_BONUS * logp.detach() * logp
     loss = aggregate(per_token, mask, tokens, rows, aggregation)
     clipped = ((logp - old_logp).exp() - 1).abs() > clip

@@ -8,8 +8,9 @@ of it, and `attempt_score` on each attempt. A world (worlds/) knows the domain: 
 parsed, what the agent is asked, how an answer is scored.
 
 Deviations: the paper does not say how written tasks are checked. Here a task must not be a copy of
-its seed, a held-out task, or a second one of its batch; see `check_task`. An attempt in which the
-policy drew control tokens, which no text shows, earns nothing, like one that was cut off.
+its seed, a held-out task, or a second one of its batch; see `check_task`. Control tokens such as
+<|im_start|> disappear in decoding, where no checker would see them: an attempt with one earns
+nothing, like one that was cut off.
 """
 from dataclasses import dataclass, replace
 
@@ -66,7 +67,8 @@ def parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out)
         raise InvalidTask("special tokens")
     task = world.parse_task(text, seed_task, epoch)
     check_task(world, task, seed_task, held_out, *(policy.tokenizer for policy in policies))
-    # must fit both prompts, the agent's and, as a seed task, the simulator's; 0.5 for any p_hat
+    # must fit both prompts, the agent's and, as a seed task, the simulator's; 0.5 stands for any
+    # p_hat
     prompts = world.agent_prompt(task), world.env_prompt(task, 0.5)
     for policy in policies:
         longest = max(len(policy.encode(prompt)) for prompt in prompts)
@@ -79,7 +81,7 @@ def check_task(world, task, seed_task, held_out, *tokenizers):
     """Raise InvalidTask unless a task that parse_task has passed may be used.
 
     held_out: the keys of held-out tasks. tokenizers: of the models that will read it. The reason is
-    one of the three below, or what the world's own `leaks` says.
+    one of the three below, or what the world's `leaks` returns.
     """
     keys = task_keys(world, task)
     if seed_task.spec and keys & task_keys(world, seed_task):
@@ -106,6 +108,7 @@ def read_teacher(world, path, held_out=frozenset()) -> list:
     for n, record in enumerate(read_jsonl(path), 1):
         try:
             task = world.parse_task(str(record.get("text")), NO_SEED, 0)
+            # without tokenizers: prepare_run looks for special tokens once the models are loaded
             check_task(world, task, NO_SEED, held_out)
         except InvalidTask as reason:
             raise UserError(f"{path}, record {n}: {reason}") from None
@@ -122,7 +125,7 @@ def read_teacher(world, path, held_out=frozenset()) -> list:
 def play(world, o, policy, adapter, tasks, G, temperature, generator):
     """Let the agent attempt every task G times -> (rollouts, texts), in the order of the tasks.
 
-    A text is the response, decoded. Of an episode it is the list of the agent's turns and the
+    A text is the response, decoded. For an episode it is the list of the agent's turns and the
     world's observations, a turn first.
     """
     prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
@@ -183,7 +186,9 @@ def attempt_score(world, task, rollout, text):
     response = text if isinstance(text, str) else text[::2]
     reward, valid = world.score(task, response)  # Eq. 1
     checked(world.score, reward, 0, 1)
-    if rollout.limit:  # an episode out of turns was well-formed, if its turns were
+    # Whatever ran into a limit earns nothing. An episode that ran out of turns is still valid if
+    # its turns were well-formed, so D_train keeps it.
+    if rollout.limit:
         return 0.0, valid and rollout.limit == "too many turns", 0.0
     return reward, valid, world.graded(task, response, reward)
 

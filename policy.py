@@ -48,8 +48,10 @@ class Rollout:
     prompt: list[int]         # (P,) ids
     response: list[int]       # (R,) ids, the terminal EOS included unless a length limit cut it
     logps: list[float] = ()   # (R,) log-probs at the sampling temperature; empty if not sampled
-    limit: str = ""           # the limit that it ran into ("too many tokens"); "" if it ended
-    drawn: list[bool] | None = None  # (R,) drawn by the policy, not read; None: all of them
+    # "" if it ended by itself, else "too many tokens", "too many turns" or "special tokens"
+    limit: str = ""
+    # (R,) whether the policy drew a token; others are observations. None: all drawn
+    drawn: list[bool] | None = None
 
     @property
     def tokens(self) -> int:
@@ -92,13 +94,16 @@ class Policy(Chat):
     def __init__(self, model, tokenizer, adapters=("agent", "env"), rank=16, seed=0,
                  adapter_folder=None, chat_template_kwargs=None):
         """Wrap a transformers causal LM; the rest as in `load`. Adapters start with B = 0, so that
-        pi equals the reference. Raises UserError if no token ends a response."""
+        pi equals the reference, except for one from adapter_folder. Raises UserError if no token
+        ends a response."""
         self.active = None
         self.source = ""  # the folder or hub name that it was loaded from
         self.slot_steps = 0  # tokens for which its rollouts had room
         model.requires_grad_(False)
         self.model = add_adapters(model, adapters, rank, seed, adapter_folder).eval()
         self.lm = self.model.get_base_model() if adapters else model  # head + decoder, LoRA inside
+        # our attention (model/attention.py): the G responses in a row see the prompt and
+        # themselves, not each other
         self.lm.set_attn_implementation("prompt_once")
         patch(self.model)
         self.lora_layers = [m for m in self.model.modules() if is_plain_lora(m)]
@@ -143,7 +148,8 @@ class Policy(Chat):
             else:
                 self.model.base_model.enable_adapter_layers()
                 self.model.set_adapter(adapter)
-            # PEFT freezes the inactive adapter, and autograd then drops its pending gradients
+            # PEFT freezes the inactive adapter. A switch between a forward pass and its backward
+            # pass would silently lose the gradient.
             for params in self.params.values():
                 for p in params:
                     p.requires_grad_(True)
@@ -169,8 +175,8 @@ class Policy(Chat):
     def _cast_once(self, adapter):
         """Inside, keep the adapter's weights ready in the dtype of the activations.
 
-        For decoding, which calls each layer once per token. The copies pass no gradient and miss
-        the optimiser's steps, so they are dropped at the end.
+        For decoding, which calls each layer once per token. The copies pass no gradient and do not
+        follow the optimiser's steps, so they are dropped at the end.
         """
         dtype = self.lm.get_input_embeddings().weight.dtype
         for layer in self.lora_layers:
@@ -223,7 +229,7 @@ class Policy(Chat):
         """Return what `logprobs` returns, the plain way: one row per response, the prompt in each.
 
         N rollouts -> logp (N, R) and mask (N, R), under the active adapter. `logprobs` and `sample`
-        are held to it whenever a chat model is loaded (model/loading.py), and by the tests.
+        are checked against it whenever a chat model is loaded (model/loading.py), and by the tests.
         """
         rows = [torch.tensor(r.prompt + r.response, device=self.device) for r in rollouts]
         # padded on the right: causal attention needs no mask to keep the padding from real tokens
@@ -249,13 +255,16 @@ class Policy(Chat):
         """
         if grad_checkpoint is None:
             grad_checkpoint = self.device.type != "cpu"
+        # Lay out each group as one row: prompt, response 1, ..., response G. Of predicted token m,
+        # x.source[m] is the place whose hidden state predicts it, x.target[m] its id, and
+        # (x.rows[m], x.cols[m]) its cell in the (N, R) results.
         groups = by_group(rollouts)
         x = pack(groups, self.device)
         # where no row has two responses, ordinary causal attention will do
         layout_args = {}
         if len(groups) < len(rollouts):
             layout = attention_layout(x)
-            # transformers leaves a mask of four dimensions as it is
+            # transformers uses a mask of four dimensions as it is; one of two it would make causal
             layout_args = {"position_ids": x.positions, "attention_mask": layout.mask,
                            "layout": layout}
         hidden = self._hidden(x.ids, grad_checkpoint, **layout_args)  # (B, L, D)
@@ -263,7 +272,7 @@ class Policy(Chat):
         logp = token_logprobs(picked, self.lm.get_output_embeddings(), x.target, temperature)
         out = logp.new_zeros(x.shape).index_put((x.rows, x.cols), logp)
         mask = torch.zeros(x.shape, dtype=torch.bool, device=logp.device)
-        # not a plain True, which would first have to be copied to a GPU
+        # new_ones is made on the device; a plain True would first have to be copied there
         return out, mask.index_put((x.rows, x.cols), mask.new_ones(()))
 
     def _hidden(self, ids, grad_checkpoint, **where):
@@ -315,6 +324,7 @@ class Policy(Chat):
                 turns = Turns(respond, places, max_turns, max_turn_tokens) if respond else None
                 rows = decode_rows(self, [prompts[i] for i in members], G, max_new_tokens,
                                    temperature, generator, turns)
+                # a row is (response, logps, limit, drawn), in the order of Rollout's fields
                 for place, row in zip(places, rows):
                     group = place // G
                     out[place] = Rollout(group, list(prompts[group]), *row)

@@ -10,15 +10,16 @@ Deviations: the paper gives neither the coefficient of the penalty nor the value
 it puts on each step. Here the cap is on the whole update of an epoch: the step that crosses it is
 undone and ends the update. Penalty and cap are measured on unfiltered generations of this epoch. A
 task has one record in an epoch, however often it was written (data_pool.distinct). The KL estimator
-k1 (grpo.token_kl) is replaced by k3 here: the KL sample stays the same during an update, so from
-the second step on k1 would push the simulator away from the texts it has just written.
+k1 (grpo.token_kl) is replaced by k3 here. Its gradient, grad log pi, averages to zero only over
+text that pi itself wrote. The KL sample stays the same during an update, so from the second step on
+k1 would just lower the log-prob of those texts.
 
 How strong the weights are: over all p_hat in [0, 1] the paper's lam = 1, beta = 2 give a largest
 ratio of exp(1 - exp(-0.5)) = 1.48, but the filter comes first. Inside its band |p_hat - 0.5| <= 0.1
 the ratio is at most exp(1 - exp(-0.02)) = 1.02, and with G = 8, where only 4/8 passes, it is 1:
-there beta and lam do nothing; with our default band of 0.26 the ratio is at most 1.12. They matter
-when the band is wide (--k-min 0.45 or 1) and the weights are sharp (--lam 6 --beta 8). The metric
-`env_weight_ratio` is the measured ratio of an epoch.
+there beta and lam do nothing; with our default of 0.26, which lets 2/8 to 6/8 pass, the ratio is at
+most 1.12. They matter when the band is wide (--k-min 0.45 or 1) and the weights are sharp (--lam 6
+--beta 8). The metric `env_weight_ratio` is the measured ratio of an epoch.
 
 Words: a record is a generation whose success rate has been measured, here one that passed the
 filter; fresh records are of this epoch, old ones from D_env. The KL sample is part of what the
@@ -69,8 +70,9 @@ def whole_passes(n: int, passes: int, batch: int, generator) -> list:
     """Plan `passes` passes over n shuffled records: mini-batches of at least `batch` indices.
 
     An AdamW step on three records moves the simulator as far as one on three hundred, so the number
-    of steps follows from the number of records. If all passes together hold fewer than `batch`
-    records, no step is taken and they stay in D_env.
+    of steps follows from the number of records. A mini-batch may hold a record twice, where two
+    passes meet. If all passes together hold fewer than `batch` records, no step is taken and they
+    stay in D_env.
     """
     if passes * n < batch:
         return []
@@ -120,9 +122,10 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     }
     if not kl_sample:
         return stats
-    kl_sample, _ = by_prompt(kl_sample)  # a long prompt is encoded once; the order does not matter
+    # equal prompts become one group, so that a long one is encoded once; the order does not matter
+    kl_sample, _ = by_prompt(kl_sample)
     records = [Rollout(i, r.prompt, r.response) for i, r in enumerate([*fresh, *old])]
-    # never train on old records only
+    # Never train on old records only: their success rates are from a weaker agent.
     batches = []
     if fresh:
         batches = whole_passes(len(records), o.env_passes, o.env_batch, generator)
@@ -174,7 +177,8 @@ def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initi
     weights = weights[order]  # (n,)
     loss_of_step = torch.zeros((), device=policy.params[adapter][0].device)
     optimizer.zero_grad(set_to_none=True)
-    # every text is divided by the same number of tokens, so that weights act on whole texts
+    # All texts are divided by one number of tokens: a weight multiplies the log-likelihood of its
+    # whole text. Weights have mean 1 over all n records of the update, not over this batch.
     tokens = sum(r.tokens for r in records)
     for micro in split_groups(records, o.token_budget):  # indices of N records
         logp, mask = policy.logprobs([records[i] for i in micro], o.temperature)  # (N, R)
@@ -201,8 +205,8 @@ def mean_kl(logps, ref_logps) -> float:
 
 
 def _snapshot(params, optimizer):
-    """Copy one adapter and its optimiser's state, three fp32 numbers per parameter: half a
-    GB for 7B (model/memory.py). The base is not touched."""
+    """Copy one adapter and its optimiser's state, three fp32 numbers per parameter of the
+    adapter: half a GB for 7B (model/memory.py). The base is not touched."""
     return [p.detach().clone() for p in params], copy.deepcopy(optimizer.state_dict())
 
 
