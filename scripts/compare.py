@@ -21,8 +21,10 @@ from support.options import COMMANDS, MAY_CHANGE, Options, Parser, flag
 
 TITLE = "Runs compared"
 NO_SETTING = "--seed", *map(flag, MAY_CHANGE)
-CAUTION = ("Errors of single runs are over held-out tasks; seeds often differ by more: read means "
-           "of several. Theirs are 95 % intervals over the seeds that both settings have.")
+CAUTION = ("A difference of two runs says little, as seeds often differ by more: read means of "
+           "several. Theirs have 95 % intervals over the seeds that both settings have.")
+FIGURES = ("Bars: standard errors over seeds. Where a run's report has several curves, the first is "
+           "compared: sampled answers, the simulator's KL.")
 
 
 class RunRecord(NamedTuple):
@@ -63,7 +65,7 @@ def compare(folders, path) -> str:
     lines = {}  # {setting: the records of each of its runs}
     for run, setting in zip(runs, settings):
         lines.setdefault(setting, []).append(run.metrics)
-    note = f"{CAUTION} {report.READING} Bars: standard errors over seeds."
+    note = f"{CAUTION} {report.READING} {FIGURES}"
     held_out = {"heading": "Held-out success", "table": rows, "text": note}
     write_whole(path, report.page(TITLE, [held_out, *figures.of_runs(lines)]))
     return "\n".join([*markdown(rows), CAUTION, f"wrote {path}"])
@@ -74,8 +76,7 @@ def settings_of(runs) -> list:
     those that do not make a setting."""
     options = []
     for run in runs:
-        code = [(name, ", then ".join(hashes)) for name, hashes in run.o.code.items()]
-        pairs = [*report.changed_options(run.o), *code]
+        pairs = [*report.changed_options(run.o), *run.o.code.items()]
         options.append({f"{name} {value}" for name, value in pairs if name not in NO_SETTING})
     common = set.intersection(*options)
     return [", ".join(sorted(texts - common)) or "defaults" for texts in options]
@@ -88,9 +89,17 @@ def rows_of_runs(runs, settings, epoch) -> list:
     for run, setting in zip(runs, settings):
         m = run.metrics[epoch]
         reference = first.setdefault(run.o.seed, m)
-        gain = report.gain_text(m, reference)
-        rows.append([run.folder, setting, f"{m['validation']:.3f}", gain])
+        rows.append([run.folder, setting, f"{m['validation']:.3f}", gain_text(m, reference)])
     return rows
+
+
+def gain_text(m: dict, reference: dict) -> str:
+    """Return how much higher held-out success is in one record than in another."""
+    if m is reference:
+        return "-"
+    if m["validation_set"] != reference["validation_set"]:
+        return "held-out tasks differ: do not compare"
+    return f"{m['validation'] - reference['validation']:+.3f}"
 
 
 def rows_of_means(runs, settings, epoch) -> list:

@@ -189,20 +189,16 @@ def check_files(folder: Path, files: dict):
     files: {name: [its size then, its hash then]}.
     """
     for name, (size, digest) in files.items():
-        data = _read(folder / name)
-        if len(data) < size:
-            raise UserError(f"{folder / name} has {len(data)} bytes, the checkpoint knows {size}: "
+        data = _read(folder / name)[:size]
+        if _sha256(data) != digest:
+            raise UserError(f"{folder / name} is not what this run wrote, or only a part of it: "
                             "copy the folder again")
-        if _sha256(data[:size]) != digest:
-            raise UserError(f"{folder / name} is not what this run wrote: copy the folder again")
 
 
 def check_nothing_to_lose(folder: Path):
     """Raise UserError if a folder without a checkpoint holds more than a run killed in epoch 0
-    leaves behind."""
-    trained = _read(folder / "metrics.jsonl").count(b"\n") > 1
-    # epoch 0 writes no env.jsonl
-    if trained or _read(folder / "env.jsonl") or (folder / "adapters").exists():
+    leaves behind: a record of that epoch."""
+    if _read(folder / "metrics.jsonl").count(b"\n") > 1:
         raise UserError(f"{folder} has files later than its first checkpoint, but no "
                         "checkpoint.pt: copy it as well, or choose another --out")
 
@@ -232,16 +228,14 @@ def stop_signals(run):
         run.stop = number
         print("stopping after this step; once more stops at once and loses this epoch's steps",
               flush=True)
+    after_that = f"to resume after that: {resume_command(run.folder)}"
     former = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         yield
-    except UserError as error:
-        raise UserError(f"{error}; to resume after that: {resume_command(run.folder)}") from error
-    except OSError as error:  # a full disk
-        raise UserError(f"{run.folder}: {first_line(error)}; to resume after that: "
-                        f"{resume_command(run.folder)}") from error
+    except (UserError, OSError) as error:  # the latter from a full disk
+        raise UserError(f"{run.folder}: {first_line(error)}; {after_that}") from error
     except Exception as error:  # perhaps from a user's own Python: its traceback follows
-        error.add_note(f"to resume after that: {resume_command(run.folder)}")
+        error.add_note(after_that)
         raise
     finally:
         for number, handler in former.items():

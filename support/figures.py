@@ -1,8 +1,8 @@
-"""Draw the figures of a run's page and of a comparison: curves and p_hat by epoch.
+"""Draw the figures of a run's page and of a comparison: curves by epoch.
 
 Paper: its Figures 4-8, drawn from a run's metrics.jsonl: success on generated tasks with the alpha
-band, validation, task and response length, solved and unsolved tasks. Added: p_hat of every task,
-mixed groups, entropy, KL, the agent's own reward, and what the simulator learns from.
+band, validation, task and response length, solved and unsolved tasks. Added: mixed groups, entropy,
+KL, the agent's own reward, and what the simulator learns from.
 
 Usage: report.py calls `of_one_run`, scripts/compare.py `of_runs`; both get [{"heading",
 "figures": [{"title", "image", "caption"}]}], the image as a data URI. A metric is a number in an
@@ -26,7 +26,7 @@ from support.metrics import VALIDATION
 class Panel(NamedTuple):
     """Describe one figure of curves."""
     title: str
-    unit: str      # "length": the world's unit, named in its records; "p_hat": no curves
+    unit: str      # of the vertical axis, or the field of a record that names it
     metrics: dict  # {key of a record: its legend}; the first one compares settings
     caption: str
 
@@ -35,16 +35,12 @@ SECTIONS = {  # {heading: its panels}
     "Success": [
         Panel("Held-out success", "share",
               {"validation": "sampled answers", "validation_greedy": "greedy answers"},
-              "On tasks that neither model is trained on; it should rise. Comparisons use the "
-              "sampled answers."),
+              "On tasks that neither model is trained on; it should rise."),
         Panel("Success on generated tasks", "share",
               {"success_rate": "all attempts", "solved": "tasks solved each time",
                "unsolved": "tasks never solved"},
               "A trained simulator imitates tasks in the band. Success may end above it: the agent "
               "learns from them."),
-        Panel("p_hat of new tasks", "p_hat", {},
-              "Darker: a larger share of the epoch's new tasks. A trained simulator imitates those "
-              "in the band. Tasks at 0 and 1 teach the agent nothing."),
         Panel("Mixed groups", "share",
               {"mixed_share": "of generated tasks",
                "mixed_of_possible": "of those possible at their success"},
@@ -57,9 +53,8 @@ SECTIONS = {  # {heading: its panels}
     "Generated tasks": [
         Panel("Tasks in the band", "tasks",
               {"env_kept": "of this epoch", "env_ess": "with earlier ones, by weight"},
-              "Each run has its own band. A trained simulator imitates these tasks. Epoch 0 has "
-              "one batch of tasks."),
-        Panel("Length of generated tasks", "length", {"task_length": "their mean"},
+              "A trained simulator imitates these tasks. Epoch 0 has one batch of tasks."),
+        Panel("Length of generated tasks", "length_unit", {"task_length": "their mean"},
               "Longer ones are usually harder."),
         Panel("Variety of generated tasks", "bits", {"skill_entropy": "of skills"},
               "A falling curve means that skills are being lost."),
@@ -75,15 +70,13 @@ SECTIONS = {  # {heading: its panels}
               "earn nothing."),
         Panel("KL", "nats per token",
               {"env_kl": "simulator", "env_kl_step": "its last update", "kl": "agent"},
-              "How far a model has moved from its start. Do not trust one above 2. Comparisons "
-              "use the simulator's."),
+              "How far a model has moved from its start. Do not trust one above 2."),
     ],
     "Curriculum": [
         Panel("Target alpha", "share", {"alpha": "alpha"},
               "Set by --alpha-schedule from epoch 1 on; the band lies around it."),
     ],
 }
-BAND = "the band alpha ± k_min"
 LEGEND_COLUMNS = 44  # this many characters fit beside a line's sample
 
 
@@ -93,38 +86,30 @@ LEGEND_COLUMNS = 44  # this many characters fit beside a line's sample
 
 def of_one_run(metrics, k_min: float) -> list:
     """Return all figures of a run. metrics: its records; k_min: half the width of its band."""
-    band = {m["epoch"]: (m["alpha"] - k_min, m["alpha"] + k_min) for m in metrics}
-    return of_runs({"": [metrics]}, band)
+    epochs = [m["epoch"] for m in metrics]
+    lowest = [m["alpha"] - k_min for m in metrics]
+    highest = [m["alpha"] + k_min for m in metrics]
+    return of_runs({"": [metrics]}, (epochs, lowest, highest))
 
 
-def of_runs(runs: dict, band=None) -> list:
+def of_runs(runs: dict, band=()) -> list:
     """Return a figure for each panel that has something to show.
 
     runs: {setting: [records of each seed's run]}; band: of a single run, as in `curves`.
     """
+    metrics = next(iter(runs.values()))[0]
     sections = []
     for heading, panels in SECTIONS.items():
         drawn = []
         for panel in panels:
-            figure = figure_of(panel, runs, band)
-            if figure:
-                drawn.append(page_entry(panel.title, figure, panel.caption))
+            lines = lines_of(panel, runs)
+            if not any(lines.values()):
+                continue
+            unit = metrics[0].get(panel.unit, panel.unit)
+            around = band if "success_rate" in panel.metrics else ()
+            drawn.append(page_entry(panel, curves(lines, unit, around)))
         sections.append({"heading": heading, "figures": drawn})
     return sections
-
-
-def figure_of(panel, runs: dict, band):
-    """Return a panel's figure, or None if it has nothing to show."""
-    first_run = next(iter(runs.values()))[0]
-    if panel.unit == "p_hat":
-        counts = [m["p_hat_counts"] for m in first_run]
-        # drawn for a single run only: the tasks of several would not fit
-        return p_hat_by_epoch(counts, band) if band and any(map(sum, counts)) else None
-    lines = lines_of(panel, runs)
-    if not any(lines.values()):
-        return None
-    around = band if "success_rate" in panel.metrics else None
-    return curves(lines, unit_of(panel, first_run), around)
 
 
 def lines_of(panel, runs: dict) -> dict:
@@ -136,17 +121,13 @@ def lines_of(panel, runs: dict) -> dict:
     return {name: points(records, first) for name, records in runs.items()}
 
 
-def page_entry(title: str, figure, caption: str) -> dict:
-    """Return a figure as report.html.j2 expects it, with the image as a data URI."""
-    image = base64.b64encode(png(figure)).decode()
-    return {"title": title, "image": f"data:image/png;base64,{image}", "caption": caption}
-
-
-def png(figure) -> bytes:
-    """Return a figure as PNG."""
-    data = io.BytesIO()
-    figure.savefig(data, dpi=200)
-    return data.getvalue()
+def page_entry(panel, figure) -> dict:
+    """Return a figure as report.html.j2 expects it, with the image, a PNG, as a data URI."""
+    png = io.BytesIO()
+    figure.savefig(png, dpi=200)
+    image = base64.b64encode(png.getvalue()).decode()
+    return {"title": panel.title, "image": f"data:image/png;base64,{image}",
+            "caption": panel.caption}
 
 
 def points(runs, key) -> list:
@@ -168,11 +149,6 @@ def was_measured(m, key) -> bool:
     return m[key] is not None
 
 
-def unit_of(panel, metrics) -> str:
-    """Return the label of a panel's vertical axis."""
-    return metrics[-1]["length_unit"] if panel.unit == "length" else panel.unit
-
-
 # ---------------------------------------------------------------------------------------------
 # how it is drawn
 
@@ -188,10 +164,10 @@ def canvas(unit: str, legend_lines: int):
     return figure, axis
 
 
-def curves(lines: dict, unit: str, band=None):
+def curves(lines: dict, unit: str, band=()):
     """Draw {name: points} as means over runs, with standard errors if there are several.
 
-    A name has the same colour in every figure. band: {epoch: (lowest, highest)}.
+    A name has the same colour in every figure. band: (epochs, its lower edge, its upper edge).
     """
     labels = [legend_label(name) for name in lines]
     figure, axis = canvas(unit, legend_lines=sum(label.count("\n") + 1 for label in labels))
@@ -206,34 +182,11 @@ def curves(lines: dict, unit: str, band=None):
         axis.errorbar(epochs, means, errors if any(errors) else None, label=label,
                       color=f"C{index}", lw=width, elinewidth=1, marker="o", ms=3)
     if band:
-        lowest, highest = zip(*band.values())
-        axis.fill_between(list(band), lowest, highest, alpha=0.15, lw=0, label=BAND)
+        axis.fill_between(*band, alpha=0.15, lw=0, label="the band alpha ± k_min")
     axis.set_ylim(bottom=0)
     if unit == "share":
         axis.set_ylim(-0.02, 1.02)
     axis.grid(alpha=0.25)
-    add_legend(figure)
-    return figure
-
-
-def p_hat_by_epoch(counts: list, band: dict):
-    """Draw, for each epoch, the share of new tasks solved 0, 1, ... G times, and the band.
-
-    counts: p_hat_counts of each epoch; band as in `curves`.
-    """
-    figure, axis = canvas("p_hat", legend_lines=1)
-    shares = []
-    for of_epoch in counts:
-        total = max(1, sum(of_epoch))  # an epoch without tasks stays white
-        shares.append([count / total for count in of_epoch])
-    G = len(counts[0]) - 1
-    # put each epoch and each p_hat = k / G in the middle of its cell
-    epoch_edges = [t - 0.5 for t in band] + [max(band) + 0.5]
-    p_hat_edges = [(k - 0.5) / G for k in range(G + 2)]
-    rows = list(zip(*shares))  # (G + 1, epochs)
-    mesh = axis.pcolormesh(epoch_edges, p_hat_edges, rows, cmap="Greys", vmin=0)
-    figure.colorbar(mesh, label="share of tasks")
-    axis.plot(list(band), list(band.values()), color="C1", marker=".", label=[BAND, "_"])
     add_legend(figure)
     return figure
 

@@ -22,7 +22,6 @@ import json
 import os
 import re
 from dataclasses import asdict, dataclass, field, fields
-from difflib import get_close_matches
 from itertools import pairwise
 from pathlib import Path
 
@@ -196,7 +195,7 @@ def parser(world) -> "Parser":
                usage="python genenv.py [options]   or   python genenv.py COMMAND ...",
                description="GenEnv: an agent and a task simulator co-evolve.",
                epilog=f"commands (each has --help):\n{commands}")
-    p.add_argument("--preset", metavar="NAME", help=f"a set of options: {', '.join(PRESETS)}")
+    p.add_argument("--preset", choices=PRESETS, help="a set of options")
     group, texts, names_of = p, texts_of_fields(Options), choices(world)
     for f in fields(Options):
         if f.name in GROUPS:
@@ -260,39 +259,39 @@ def parse_options(argv) -> Options:
     """
     # these four options decide which others exist
     early = Parser(prog="python genenv.py", add_help=False)
-    early.add_argument("--preset", choices=PRESETS)
-    early.add_argument("--world")
-    early.add_argument("--out")
+    for name in ("preset", "world", "out"):
+        early.add_argument(flag(name))
     early.add_argument("--resume", action="store_true")
     first, _ = early.parse_known_args(argv)
-    preset, saved = PRESETS.get(first.preset, {}), {}
+    preset, saved = PRESETS.get(first.preset, {}), None
+    world = load_world(first.world or preset.get("world", Options.world))
     if first.resume:
         if not first.out:
             raise UserError("--resume needs --out RUN: which run is to be resumed?")
-        saved = flat(saved_options(first.out))
-    world = load_world(saved.get("world") or first.world or preset.get("world", Options.world))
+        saved = saved_options(first.out)
+        world = load_world(saved.world)
     if "world" in preset and not issubclass(world, load_world(preset["world"])):
         raise UserError(f"--preset {first.preset} is for --world {preset['world']}")
 
     file = inspect.getfile(world)
     with users_code(file, f"OPTIONS {world.OPTIONS}"):
         p = parser(world)
-    given = vars(p.parse_args(argv))
-    given.pop("preset", None)
-    with users_code(file):
-        values = asdict(Options(**world.defaults({**preset, **given})))
-    values.update({name: default for name, (default, _, _) in world.OPTIONS.items()})
-    for name in saved.keys() - values.keys():
-        raise UserError(f"{first.out} has the option {name!r}, which this version lacks: resume it "
-                        "with the version that made it")
-    values.update(saved)  # a resumed run keeps its options
-    values.update(preset)
-    values.update(given)  # the command line wins
-    for name in sorted(saved.keys() - MAY_CHANGE):
-        if values[name] != saved[name]:
-            raise UserError(f"{flag(name)} stays {saved[name]!r} in this run: begin one in another "
-                            "--out")
-    values["world_options"] = {name: values.pop(name) for name in world.OPTIONS}
+    asked = preset | vars(p.parse_args(argv))  # the command line wins
+    asked.pop("preset", None)
+    values = {name: default for name, (default, _, _) in world.OPTIONS.items()}
+    if saved:
+        values |= flat(saved)  # a resumed run keeps its options
+        for name in sorted(asked.keys() - MAY_CHANGE):
+            if asked[name] != values[name]:
+                raise UserError(f"{flag(name)} stays {values[name]!r} in this run: begin one in "
+                                "another --out")
+    else:
+        with users_code(file):
+            values |= asdict(Options(**world.defaults(asked)))
+    values |= asked
+    # also those that the world lost since a run began: World.__init__ refuses them
+    names = sorted(values.keys() - vars(Options()).keys())
+    values["world_options"] = {name: values.pop(name) for name in names}
     o = Options(**values)
     check_options(o)
     return o
@@ -310,12 +309,8 @@ def saved_options(folder) -> Options:
     path = Path(folder, "config.json")
     if not path.is_file():
         raise UserError(f"{folder} is not a run folder, or its run has not begun: no config.json")
-    with one_line(f"{path} was not written by this version and"):
-        saved = json.loads(path.read_text())
-        if saved.keys() - vars(Options()).keys():
-            raise UserError(f"{folder} is not a run of this version: use the version that "
-                            "wrote it, or give it as --model if it is a model")
-        return Options(**saved)
+    with one_line(path, "is of another version, or of a model (give that as --model)"):
+        return Options(**json.loads(path.read_text()))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -348,7 +343,7 @@ def check_ranges(o):
     for name, (default, _, _) in load_world(o.world).OPTIONS.items():
         defaults[name] = default
     for name, value in flat(o).items():
-        kind = type(defaults[name])
+        kind = type(defaults.get(name))  # None: the world has lost it since the run began
         if kind not in (int, float):
             continue
         least, most = RANGES.get(name, (0, MOST))
@@ -362,12 +357,8 @@ def check_choices(o):
     """Check that each option with limited values has one of them."""
     values = flat(o)
     for name, names in choices(load_world(o.world)).items():
-        if name == "world" or values[name] in names:  # the world was checked on loading
-            continue
-        rule = choose(str(values[name]), names)
-        if name in NAMED:
-            rule += f", or write {NAMED[name]}NAME in curriculum.py"
-        raise wrong_option(name, values[name], rule)
+        if name != "world" and values[name] not in names:  # the world was checked on loading
+            raise wrong_option(name, values[name], choose(str(values[name]), names))
 
 
 def check_models(o):
@@ -389,13 +380,10 @@ def check_teacher(o):
 
 
 def check_alpha_end(o):
-    """Check that --alpha-end fits the schedule: only some schedules use it."""
-    schedule = f"--alpha-schedule {o.alpha_schedule}"
+    """Check that a schedule which leads from --alpha to --alpha-end has some way to go."""
     if o.alpha_schedule in ("linear", "cosine", "step") and o.alpha == o.alpha_end:
-        raise wrong_option("alpha_end", o.alpha_end, f"{schedule} needs a value other than --alpha")
-    goes_nowhere = o.alpha_schedule in ("constant", "adaptive", "integral", "balanced")
-    if goes_nowhere and o.alpha_end != Options.alpha_end:
-        raise wrong_option("alpha_end", o.alpha_end, f"{schedule} does not go there: leave it out")
+        raise wrong_option("alpha_end", o.alpha_end,
+                           f"--alpha-schedule {o.alpha_schedule} needs one other than --alpha")
 
 
 def check_band(o):
@@ -430,8 +418,6 @@ class Parser(argparse.ArgumentParser):
     def error(self, message):
         _, _, unknown = message.partition("unrecognized arguments: ")
         word = re.split("[ =]", unknown)[0]  # keep its dashes
-        for near in get_close_matches(word, self._option_string_actions, 1, 0.7):
-            message += f": did you mean {near}?"
         for name in world_names():
             if word and word[2:].replace("-", "_") in load_world(name).OPTIONS:
                 message += f": an option of --world {name}"

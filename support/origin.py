@@ -8,18 +8,18 @@ Deviations: edited code does not stop a run, so that a mistake in a world or a f
 """
 import hashlib
 import inspect
-import re
+import os
 from pathlib import Path
 
 import curriculum
 from errors import UserError
 from model.loading import model_digest, tensors_digest
 from support.options import MAY_CHANGE, NAMED, flat
+from worlds import world_names
 
 PROJECT = Path(__file__).resolve().parents[1]
 # files that make up the method; curriculum.py is split into its functions below
-METHOD = ("genenv.py", "interaction.py", "policy.py", "grpo.py", "rwr.py", "data_pool.py",
-          "worlds/__init__.py")
+METHOD = "genenv.py", "interaction.py", "policy.py", "grpo.py", "rwr.py", "data_pool.py"
 NOT_COMPARED = {*MAY_CHANGE, "code"}
 
 
@@ -28,9 +28,9 @@ NOT_COMPARED = {*MAY_CHANGE, "code"}
 
 
 def code_versions(o) -> dict:
-    """Return a run's code as {file, or function of curriculum.py: its hashes, the oldest first}.
+    """Return a run's code as {file, or function of curriculum.py: its hash}.
 
-    There are several hashes if it was edited between a stop and a resume. Functions of
+    If it was edited between a stop and a resume, each hash in turn is in the text. Functions of
     curriculum.py that no option names do not count: adding one changes no run.
     """
     hashes = file_hashes([*METHOD, *world_files(o.world)])
@@ -43,12 +43,11 @@ def code_versions(o) -> dict:
                 hashes[prefix + name] = short_hash(code)
     hashes["curriculum.py"] = short_hash("".join(rest.split()))  # ignore blank lines left behind
 
-    versions = {}
     for name, digest in hashes.items():
-        versions[name] = list(o.code.get(name, []))
-        if versions[name][-1:] != [digest]:
-            versions[name].append(digest)
-    return versions
+        former = o.code.get(name, digest)
+        if not former.endswith(digest):
+            hashes[name] = f"{former}, then {digest}"
+    return hashes
 
 
 def file_hashes(names) -> dict:
@@ -62,16 +61,10 @@ def short_hash(text: str) -> str:
 
 
 def world_files(name: str) -> list:
-    """Return a world's file and all files of worlds/ that it imports, directly or not."""
-    paths = {path.stem: path for path in PROJECT.glob("worlds/**/*.py")}
-    files, names = set(), [name]
-    while names:
-        path = paths.get(names.pop())
-        if path and path not in files:
-            files.add(path)
-            lines = re.findall(r"^ *(?:from|import) worlds.*", path.read_text(), re.MULTILINE)
-            names += [word for word in re.findall(r"\w+", " ".join(lines)) if word in paths]
-    return sorted(str(path.relative_to(PROJECT)) for path in files)
+    """Return the files of worlds/ without those of other worlds."""
+    others = set(world_names()) - {name}
+    paths = [path for path in PROJECT.glob("worlds/**/*.py") if path.stem not in others]
+    return sorted(str(path.relative_to(PROJECT)) for path in paths)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -81,19 +74,13 @@ def world_files(name: str) -> list:
 def inputs(o) -> dict:
     """Return {task file or model named by an option: its hash}."""
     hashes = {}
-    for value in (o.base_tasks, o.validation_tasks, o.teacher_tasks, *o.world_options.values()):
-        if isinstance(value, str) and Path(value).is_file():
+    for value in flat(o).values():
+        if isinstance(value, str) and os.path.isfile(value):
             hashes[value] = hashlib.sha256(Path(value).read_bytes()).hexdigest()
     for model in (o.model, o.env_model):
         if model:
             hashes[model] = model_digest(model)
     return hashes
-
-
-def base_digest(policy) -> str:
-    """Return a hash of a base model's weights: an edited world may train a different one."""
-    return tensors_digest((name, weights) for name, weights in policy.lm.named_parameters()
-                          if "lora_" not in name)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -104,7 +91,10 @@ def origin(o, policy) -> dict:
     """Return what a run begins with, fixed and changeable. policy: the agent's."""
     fixed = {"the kind of device": policy.device.type, **inputs(o)}
     if not o.model:
-        fixed["the world's base model"] = base_digest(policy)
+        # an edited world may train a different one
+        fixed["the world's base model"] = tensors_digest(
+            (name, weights) for name, weights in policy.lm.named_parameters()
+            if "lora_" not in name)
     for name, value in flat(o).items():
         if name not in NOT_COMPARED:
             fixed[f"{name} in config.json"] = value

@@ -30,20 +30,18 @@ def try_once(function, is_right, rule: str, *args):
 
 
 def try_schedule(schedule, o):
-    """Try it with agents that solve half, none or all of the tasks, and without tasks."""
+    """Try it in every epoch with an agent that solves half of the tasks, and without tasks."""
     def is_alpha(value):
         return is_number(value) and 0 < value < 1
 
-    none = [0] * o.G
-    histories = ((0.5, 0.9, 0.9, [1] * (o.G + 1)), (0.0, 0.0, None, [64, *none]),
-                 (1.0, 0.0, None, [*none, 64]), (0.5, 0.0, None, [0, *none]))
-    for success, mixed_share, mixed_of_possible, counts in histories:
+    some, none = [1] * (o.G + 1), [0] * (o.G + 1)
+    for success, mixed, counts in ((0.5, 0.9, some), (0.0, None, none)):
         alpha = o.alpha
         for epoch in range(1, min(o.epochs, MOST_TRIED) + 1):
             context = curriculum.Context(
                 epoch=epoch, epochs=o.epochs, alpha=o.alpha, alpha_end=o.alpha_end, previous=alpha,
-                new_tasks=sum(counts), success=success, mixed_share=mixed_share,
-                p_hat_counts=counts, mixed_of_possible=mixed_of_possible)
+                new_tasks=sum(counts), success=success, mixed_share=mixed or 0.0,
+                p_hat_counts=counts, mixed_of_possible=mixed)
             alpha = try_once(schedule, is_alpha, "a number between 0 and 1", context)
 
 
@@ -55,26 +53,26 @@ def try_difficulty_reward(reward, o):
 
 
 def try_seed_selection(weigh, o):
-    """Try it with few and with many tasks."""
-    for n in (1, 3, 50):
-        def are_weights(value, n=n):
-            if not isinstance(value, (list, tuple)) or len(value) != n:
-                return False
-            return all(is_number(weight, 0) for weight in value)
+    """Try it with a task of every p_hat."""
+    p_hats = [k / o.G for k in range(min(o.G, MOST_TRIED) + 1)]
 
-        p_hats = [i % (o.G + 1) / o.G for i in range(n)]
-        rule = "a list of weights, one for each p_hat, finite and not negative"
-        try_once(weigh, are_weights, rule, p_hats, o.alpha)
+    def are_weights(value):
+        if not isinstance(value, (list, tuple)) or len(value) != len(p_hats):
+            return False
+        return all(is_number(weight, 0) for weight in value)
+
+    rule = "a list of weights, one for each p_hat, finite and not negative"
+    try_once(weigh, are_weights, rule, p_hats, o.alpha)
 
 
 def try_agent_reward(reward, o):
-    """Try right and wrong attempts, of the shortest and the longest length, cut off or not."""
+    """Try a right attempt as short as possible, and a wrong one that was cut off."""
     def is_reward(value):
         return is_number(value, 0, 1)
 
     longest = o.max_response_tokens
-    for earned, valid, truncated, tokens in ((1.0, True, False, 1), (1.0, True, False, longest),
-                                             (0.0, False, False, 1), (0.0, False, True, longest)):
-        text = " ".join(["7"] * (tokens - 1))
-        trace = Trace(text, earned, valid, truncated, tokens, earned)
+    text = " ".join(["7"] * longest)
+    right = Trace("7", 1.0, True, False, 1, 1.0)
+    cut_off = Trace(text, 0.0, False, True, longest, 0.0)
+    for trace in (right, cut_off):
         try_once(reward, is_reward, "a number from 0 to 1", trace)

@@ -16,8 +16,7 @@ import jinja2
 from data_pool import read_jsonl
 from errors import UserError, write_whole
 from support import figures
-from support.options import flag, flat, parse_options, saved_options
-from worlds import world_names
+from support.options import Options, flag, flat, saved_options
 
 # options that do not change a result
 UNIMPORTANT = "out", "threads", "date", "code"
@@ -39,7 +38,7 @@ def write(folder) -> Path:
         {"heading": "Warnings, explained in TROUBLESHOOTING.md", "table": warning_rows(metrics)},
         *figures.of_one_run(metrics, o.k_min),
         {"heading": "Held-out tasks", "table": held_out_rows(metrics)},
-        {"heading": "Options other than the defaults", "table": changed_options(o)},
+        {"heading": "Options other than those of --help", "table": changed_options(o)},
         {"heading": "Tasks and answers", "text": EXPLANATION,
          "groups": sample_cards(metrics, read_jsonl(folder / "samples.jsonl"))},
     ]
@@ -86,7 +85,6 @@ def facts(metrics) -> dict:
     names = ", ".join(f"{name} in {when}" for name, when, _ in warning_rows(metrics))
     return {
         "held-out success": change(first, last, "validation", ".3f"),
-        "its rise": gain_text(last, first),
         "held-out, greedy answers": change(first, last, "validation_greedy", ".3f"),
         "success on generated tasks": change(first, last, "success_rate", ".2f"),
         "mixed groups": f"{mixed}; of those possible {of_possible}",
@@ -113,24 +111,6 @@ def duration(seconds: float) -> str:
     if seconds < 6000:
         return f"{seconds / 60:.1f} min"
     return f"{seconds / 3600:.1f} h"
-
-
-def gain_text(m: dict, first: dict) -> str:
-    """Return the gain in held-out success over the first epoch, with its standard error.
-
-    Differences are paired by task, so that tasks' difficulties drop out of the standard error. It
-    does not include the variation between seeds.
-    """
-    if m is first:
-        return "-"
-    if m["validation_set"] != first["validation_set"]:
-        return "held-out tasks differ: do not compare"
-    rates = sum(m["validation_rates"].values(), [])
-    first_rates = sum(first["validation_rates"].values(), [])
-    differences = [rate - other for rate, other in zip(rates, first_rates, strict=True)]
-    difference = m["validation"] - first["validation"]
-    error = figures.standard_error(differences)
-    return f"{difference:+.3f} (standard error {error:.3f}, paired by task)"
 
 
 def warning_rows(metrics) -> list:
@@ -164,12 +144,11 @@ def held_out_rows(metrics) -> list:
 
 
 def changed_options(o) -> list:
-    """Return rows of the world and of each option that differs from its default."""
-    in_world = ["--world", o.world] if o.world in world_names() else []
-    usual = flat(parse_options(in_world))
-    rows = [["--world", o.world]]
+    """Return a row for each option that differs from its default in --help, or is a world's."""
+    usual = vars(Options())
+    rows = []
     for name, value in flat(o).items():
-        if name not in ("world", *UNIMPORTANT) and value != usual.get(name):
+        if name not in UNIMPORTANT and value != usual.get(name):
             rows.append([flag(name), value])
     return rows
 

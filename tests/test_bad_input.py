@@ -9,7 +9,7 @@ import genenv
 from helpers import one_line
 
 MISTAKES = {  # (argv, the option or file that the line must name)
-    "option misspelt": (["--epoch", "3"], "--epochs"),
+    "option misspelt": (["--epoch", "3"], "--epoch"),
     "four bits of a tiny model": (["--quant", "nf4", "--model", "worlds/base/ladder"], "--quant"),
     "nan": (["--agent-lr", "nan"], "--agent-lr"),
     "one rollout": (["--G", "1"], "--G"),

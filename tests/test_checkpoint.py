@@ -158,7 +158,7 @@ def test_the_time_before_a_stop_counts(copy):
 
 def test_a_second_signal_stops_at_once():
     """A run that hangs could not be stopped by Ctrl-C."""
-    state = SimpleNamespace(stop=None)
+    state = SimpleNamespace(stop=None, folder="run")
     with pytest.raises(KeyboardInterrupt), checkpoint.stop_signals(state):
         os.kill(os.getpid(), signal.SIGTERM)
         assert state.stop == signal.SIGTERM
@@ -215,7 +215,7 @@ def test_an_edited_method_is_another_setting(name, before, after, project):
     assert {key for key in edited if edited[key] != first[key]} == {name}
     # in a run that was resumed after the edit both are told
     resumed = origin.code_versions(genenv.Options(code=first))
-    assert resumed[name] == first[name] + edited[name]
+    assert resumed[name] == f"{first[name]}, then {edited[name]}"
 
 
 def test_of_the_curriculum_only_what_an_option_names_is_a_setting(monkeypatch):

@@ -1,7 +1,8 @@
-"""The pages of runs: hostile text stays text, and each warning and p_hat stands where it belongs.
+"""The pages of runs: hostile text stays text, and each warning is where it belongs.
 
     python -m pytest -q tests/test_report.py
 """
+import io
 import json
 import re
 from types import SimpleNamespace
@@ -119,16 +120,6 @@ def test_what_an_epoch_did_not_measure_is_not_drawn():
     assert screen.line(silent).split()[:4] == ["2", "-", "-", "-"]
 
 
-def test_the_histogram_has_each_epochs_shares_and_the_band():
-    """By hand: of four tasks one was never solved and three were solved twice of two times."""
-    band = dict.fromkeys(range(3), (0.25, 0.75))
-    axis = figures.p_hat_by_epoch([[1, 0, 3], [0, 0, 0], [0, 2, 0]], band).axes[0]
-    mesh, = axis.collections
-    assert mesh.get_array().tolist() == [[0.25, 0, 0], [0, 0, 1], [0.75, 0, 0]]  # (p_hat, epoch)
-    edges = [line.get_ydata().tolist() for line in axis.lines]
-    assert edges == [[0.25] * 3, [0.75] * 3]
-
-
 def test_a_setting_has_one_colour_in_every_figure():
     """Otherwise a setting that lacks a metric would lend its colour to the next one."""
     axis = figures.curves({"a": [], "b": [(0, [0.5])]}, "share").axes[0]
@@ -141,20 +132,20 @@ def test_a_legend_holds_every_run_and_tells_all_apart():
     long = "--difficulty-reward my_very_long_reward_name_of_ours, --env-lr 0.01, --agent-lr "
     names = ["_control", "bad$\\frac$", "\ud800\n", long + "0.001", long + "0.002"]
     figure = figures.curves({name: [(0, [0.5])] for name in names}, "words of $")
-    figures.png(figure)  # mathematics that is none would raise here
+    figure.savefig(io.BytesIO())  # mathematics that is none would raise here
     texts = {text.get_text() for text in figure.legends[0].get_texts()}
     assert len(texts) == len(names)
 
 
 def test_runs_are_compared_on_one_page(tmp_path):
-    """Task by task where these are the same; other held-out tasks do not compare."""
+    """Otherwise runs on other held-out tasks, or by other code, would be compared as equals."""
     one = save(tmp_path / "one", [record(0), record(1)])
     lower = record(1, validation=1 / 3, validation_rates={"inc": [0.5, 0.5, 0.0]})
-    two = save(tmp_path / "two", [record(0), lower], code={"reward_bell": ["a", "b"]})
+    two = save(tmp_path / "two", [record(0), lower], code={"reward_bell": "a, then b"})
     other = save(tmp_path / "other", [record(0), record(1, validation_set="b")])
     assert genenv.main(["compare", *map(str, (one, two, other))]) == 0
     page = (other / "compare.html").read_text()
-    assert "-0.167 (standard error 0.167, paired by task)" in page
+    assert "-0.167" in page
     assert "reward_bell a, then b" in page and "do not compare" in page
 
 
