@@ -98,14 +98,15 @@ def reward_bell(p_hat, alpha, beta):
 
 
 def agent_reward_plain(e):
-    """Return the reward of Eq. 1, which is 0 for a response that never ended."""
-    return e.reward
+    """Return the reward of Eq. 1; a response that never ended earns nothing."""
+    # e.reward is 0 then anyway: the condition is a pattern for your own function
+    return 0.0 if e.truncated else e.reward
 
 
 def agent_reward_graded(e):
     """Give partial credit, so that attempts which all fail may still differ. In tool_calls it is
     that of Tool-R0 (arXiv 2602.21320); a world without `graded` gives Eq. 1."""
-    return e.graded
+    return 0.0 if e.truncated else e.graded
 
 
 # ---------------------------------------------------------------------------------------------

@@ -184,7 +184,8 @@ def test_a_wrong_function_is_named_in_one_line_before_the_run(name, words, monke
 def test_plain_agent_reward_is_eq_1():
     """Otherwise the default would train on something else than the world's score."""
     assert agent_reward("plain", Trace("", 0.4, True, False, 10, 0.9)) == 0.4
-    assert agent_reward("graded", Trace("", 0.4, True, False, 10, 0.9)) == 0.9
+    cut_off = Trace("", 1.0, True, True, 10, 0.9)
+    assert agent_reward("plain", cut_off) == agent_reward("graded", cut_off) == 0
 
 
 # ---------------------------------------------------------------------------------------------
