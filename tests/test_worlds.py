@@ -162,11 +162,11 @@ def test_a_copy_of_the_template_runs_a_loop(copied):
     ('raise worlds.InvalidTask("malformed")', 'raise worlds.InvalidTask("bad")', "parse_task"),
     ("return float(is_right", "return 2 * float(is_right", "score"),
     ("    REASONS =", "    OPTIONS = 3\n    REASONS =", "OPTIONS"),
-    ("[first::2]", "", "is among the"),
+    ("[first::2]", "", "no task that another split has"),
     ("return list(HELD_OUT", "list(HELD_OUT", "validation_tasks"),
     ('"base", H', '"mine", H', "base_tasks"),
     ("def gold(self, task):", "def gold(self, task)", "SyntaxError"),
-    ('number, "base", HELD_OUT)', 'number, "base")', "is among the"),
+    ('number, "base", HELD_OUT)', 'number, "base")', "no task that another split has"),
     ('} ="', '}" + " ="*64', "model reads")])
 def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said):
     """Otherwise it would end the run after an epoch, with a traceback, or train on held-out
@@ -176,7 +176,7 @@ def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, said)
         probe.open_world(parse_options(["--world", "copied"])).load_policy()
 
     line = user_error(said, start)
-    has_no_line = said in ("is among the", "OPTIONS", "model reads")
+    has_no_line = said in ("OPTIONS", "model reads")
     assert has_no_line or re.search(r"copied\.py.* line \d+", line)
 
 
@@ -187,7 +187,7 @@ def test_a_prompt_that_holds_the_answer_is_told_before_the_run(world, copied, ca
     if world.o.world == "template":
         copied('return f"{task.text} ="', 'return f"{task.text} {self.gold(task)} ="')
         probe.open_world(parse_options(["--world", "copied"]))
-        assert "prompt of 20 of 20 base tasks" in capsys.readouterr().out
+        assert "right answer is in" in capsys.readouterr().out
 
 
 def test_models_that_lose_text_are_refused():

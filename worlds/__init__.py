@@ -252,6 +252,13 @@ def open_policy(model: str, o, adapters=None, **how):
     return Policy.load(model, adapters=adapters, **policy_options(o), **how)
 
 
+def refuse_task_files(o):
+    """Raise UserError if a run gives files of tasks to a world that makes its own."""
+    if o.base_tasks or o.validation_tasks:
+        raise UserError(f"--world {o.world} makes its own tasks: --base-tasks and "
+                        "--validation-tasks need another world, such as --world tool_calls")
+
+
 # ---------------------------------------------------------------------------------------------
 # tasks of every world
 

@@ -18,13 +18,11 @@ The goals are ALFWorld's six kinds. `put two mug in drawer` needs two mugs; `put
 means to look at the mug under a lamp, which our code puts on the desk. The package's seventh goal,
 with a movable receptacle, is out: the domain has no action that puts a thing into one.
 
-Deviations from ALFWorld: an episode has MAX_TURNS commands instead of 50, and a command LIMIT
-seconds of CPU time; each receptacle is there once; everything fits everywhere and can be cleaned,
-heated and cooled.
+Deviations from ALFWorld: an episode has MAX_TURNS commands instead of 50; each receptacle is there
+once; everything fits everywhere and can be cleaned, heated and cooled.
 """
 import sys
 from collections import Counter
-from contextlib import suppress
 from functools import lru_cache
 from importlib.util import find_spec
 from pathlib import Path
@@ -33,8 +31,7 @@ import worlds
 from data_pool import Task
 from errors import UserError
 from worlds import InvalidTask, household as h
-from worlds.alfworld_text import normalise, prompt, question, read_boxed
-from worlds.gym import library
+from worlds.alfworld_text import SYSTEM, normalise, question, read_boxed
 from worlds.tiny_model import chat, in_words
 
 # what a goal says of its object: the goal's name in the package
@@ -42,10 +39,11 @@ GOALS = {
     "": "pick_and_place_simple", "clean": "pick_clean_then_place_in_recep",
     "hot": "pick_heat_then_place_in_recep", "cool": "pick_cool_then_place_in_recep",
     "two": "pick_two_obj_and_place", "lit": "look_at_obj_in_light"}
-FORM = h.goal_form([how for how in GOALS if how])
+# a goal as worlds/household.py reads it, with empty groups for the second object that it never has
+HOW = "|".join(filter(None, GOALS))
+FORM = rf"put (?:({HOW}) )?({h.THING})()() in ({h.PLACE})"
 NAMES = {"counter": "countertop", "table": "diningtable", "sink": "sinkbasin"}  # others are alike
 MAX_TURNS = 24  # of an episode
-LIMIT = 5       # seconds of CPU time for making a game, and for a command
 N_TASKS = 2 * h.PER_RUNG  # of a split: of the household's two easiest rungs
 MOMENTS = 4096  # of all games, that are remembered
 PROBLEM = Path(__file__).with_suffix(".pddl").read_text()
@@ -61,12 +59,11 @@ RULES = (
 # from a text to a problem
 
 
-def read_home(text) -> dict:
-    """Return the spec of a household with a single goal. Raises InvalidTask."""
+def make_task(text, *rest) -> Task:
+    """Return a household with a single goal as a task. rest: the last fields of Task. Raises
+    InvalidTask."""
     spec = h.read_household(text, FORM, copies=2)
-    if len(spec["goal"]) > 1:
-        raise InvalidTask("two goals")
-    return spec
+    return Task(h.household(spec), spec, *rest)
 
 
 def facts_of(spec) -> str:
@@ -77,8 +74,6 @@ def facts_of(spec) -> str:
         facts.append(f"(receptacleAtLocation {name}_1 at_{name})")
         if not closed:
             facts.append(f"(opened {name}_1)")
-        if spec["goal"][0][0] == "lit" and place == spec["target"]:
-            things = [*things, "desklamp"]
         for thing in things:
             numbers[thing] += 1
             item = f"{thing}_{numbers[thing]}"
@@ -94,8 +89,11 @@ def problem(spec):
     words = {"obj": thing, "recep": target, "toggle": "desklamp"}
     goal = gdict[GOALS[how]]
     end = goal["pddl"].format(**words).replace("#", "-")
-    text = PROBLEM.format(facts=facts_of(spec), goal=end)
-    return text, goal["templates"][0].format(**words)
+    facts = facts_of(spec)
+    if how == "lit":
+        lamp = "desklamp_1"
+        facts += f"(inReceptacle {lamp} {target}_1) (objectAtLocation {lamp} at_{target})"
+    return PROBLEM.format(facts=facts, goal=end), goal["templates"][0].format(**words)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -123,12 +121,11 @@ def first_moment(text):
     """Return what the engine shows of a household at the start, its planner's commands included.
     Raises InvalidTask for one that it cannot play."""
     arguments, game = sys.argv, engine()
-    game._game_data["pddl_problem"], goal = problem(read_home(text))
+    game._game_data["pddl_problem"], goal = problem(make_task(text).spec)
     try:
-        with library(LIMIT):
-            shown = game.reset()
+        shown = game.reset()
     # in these ways the translator says that a goal cannot be reached
-    except (SystemExit, KeyError, RuntimeError, TimeoutError):
+    except (SystemExit, KeyError, RuntimeError):
         raise InvalidTask("unsolvable") from None
     finally:
         sys.argv = arguments  # the translator sets its own
@@ -138,7 +135,7 @@ def first_moment(text):
 
 
 @lru_cache(MOMENTS)
-def moment(text, commands):
+def moment(text, commands=()):
     """Return what the engine shows of a household after some commands that were admissible."""
     if not commands:
         return first_moment(text)
@@ -154,13 +151,7 @@ def moment(text, commands):
         state.apply(shown["_last_action"])
         state.all_applicable_actions()
     game._pddl_state, game.state = state, earlier[-1]
-    with library(LIMIT):
-        return game.step(commands[-1])[0]
-
-
-def shown_of(task, commands=()):
-    """Return what the engine shows of a task's household after some commands."""
-    return moment(h.household(task.spec), commands)
+    return game.step(commands[-1])[0]
 
 
 # ---------------------------------------------------------------------------------------------
@@ -176,8 +167,7 @@ def with_goals(homes, turn=0) -> list:
         text = home.text.replace("put", f"put {how}")
         if how == "two":
             text += f" {home.spec['goal'][0][1]} in {home.spec['house'][0][0]} ."
-        spec = read_home(text)
-        tasks.append(Task(h.household(spec), spec, home.origin))
+        tasks.append(make_task(text, home.origin))
     return tasks
 
 
@@ -187,8 +177,8 @@ def with_goals(homes, turn=0) -> list:
 
 class World(worlds.World):
     """Households in ALFWorld's engine."""
-    REASONS = ("malformed", "too large", "inconsistent", "two goals", "nothing to do",
-               "unsolvable", "too long")
+    REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable",
+               "too long")
     DEFAULTS = {"max_prompt_tokens": 1024, "max_response_tokens": 128, "max_task_tokens": 160}
     max_turns, max_episode_tokens = MAX_TURNS, 6144
     category_name = "goal"
@@ -199,10 +189,7 @@ class World(worlds.World):
         if not find_spec("alfworld") or not find_spec("fast_downward"):
             raise UserError("--world alfworld needs ALFWorld's engine: pip install "
                             "'textworld[pddl]==1.7.0' alfworld==0.4.2 (a C and a C++ compiler)")
-        if o.base_tasks or o.validation_tasks:
-            raise UserError(
-                "--world alfworld makes its own tasks: no --base-tasks, no --validation-tasks"
-            )
+        worlds.refuse_task_files(o)
 
     def base_tasks(self):
         """Return homes of five receptacles."""
@@ -216,9 +203,8 @@ class World(worlds.World):
 
     def agent_prompt(self, task):
         """Return chat messages as eval/alfworld.py has them, before the first command."""
-        shown = shown_of(task)
-        options = shown["admissible_commands"]
-        return prompt({"observation": shown.feedback, "history": [], "admissible": options})
+        shown = moment(task.text)
+        return chat(SYSTEM, f"{shown.feedback}\n\n{question(shown['admissible_commands'])}")
 
     def env_prompt(self, seed_task, success):
         """Return chat messages for the simulator: the form, its seed task, that one's success."""
@@ -226,13 +212,12 @@ class World(worlds.World):
 
     def parse_task(self, text, seed_task, epoch):
         """Return the task that the simulator wrote. Raises InvalidTask with one of REASONS."""
-        spec = read_home(text)
-        task = Task(h.household(spec), spec, "env", seed_task.id, epoch)
-        plan = shown_of(task)["policy_commands"]
+        task = make_task(text, "env", seed_task.id, epoch)
+        plan = moment(task.text)["policy_commands"]
         if not plan:
             raise InvalidTask("nothing to do")
         # the unlucky go to every receptacle and open it before they do anything
-        if 2 * len(spec["house"]) + len(plan) > MAX_TURNS:
+        if 2 * len(task.spec["house"]) + len(plan) > MAX_TURNS:
             raise InvalidTask("too long")
         return task
 
@@ -245,17 +230,14 @@ class World(worlds.World):
     def respond(self, task, state, text):
         """Let the engine execute a turn: state changes, the observation is returned, None when the
         goal is reached."""
-        shown = shown_of(task, state["commands"])
-        feedback, command = "Nothing happens.", normalise(read_boxed(text))
-        if command in shown["admissible_commands"]:
-            commands = (*state["commands"], command)
-            # a command that takes too long does nothing
-            with suppress(TimeoutError):
-                shown = shown_of(task, commands)
-                feedback, state["commands"] = shown.feedback, commands
-        if shown["won"]:
-            return None
-        return feedback + "\n\n" + question(shown["admissible_commands"])
+        shown = moment(task.text, state["commands"])
+        options, feedback = shown["admissible_commands"], "Nothing happens."
+        command = normalise(read_boxed(text))
+        if command in options:
+            state["commands"] = (*state["commands"], command)
+            shown = moment(task.text, state["commands"])
+            options, feedback = shown["admissible_commands"], shown.feedback
+        return None if shown["won"] else f"{feedback}\n\n{question(options)}"
 
     def score(self, task, response):
         """Eq. 1, structured: 1 if the goal is reached, else 0; valid: every turn was admissible.
@@ -267,11 +249,11 @@ class World(worlds.World):
             if self.respond(task, state, turn) is None:
                 break
         commands = state["commands"]
-        return float(shown_of(task, commands)["won"]), 0 < len(commands) == len(response)
+        return float(moment(task.text, commands)["won"]), 0 < len(commands) == len(response)
 
     def gold(self, task):
         """Return the planner's commands, a turn on each line."""
-        plan = shown_of(task)["policy_commands"]
+        plan = moment(task.text)["policy_commands"]
         return "\n".join(f"\\boxed{{{command}}}" for command in plan)
 
     # ---- what the figures need

@@ -206,10 +206,7 @@ class World(worlds.World):
         super().__init__(o)
         if find_spec("reasoning_gym") is None:
             raise UserError(f"--world gym needs the package of its tasks: {INSTALL}")
-        if o.base_tasks or o.validation_tasks:
-            raise UserError(
-                "--world gym makes its own tasks: no --base-tasks, no --validation-tasks"
-            )
+        worlds.refuse_task_files(o)
         table = json.loads(TABLE.read_text())
         families = self.option("families")
         # {family: {knob: its highest level}}; knobs that cannot move are not in a line

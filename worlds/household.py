@@ -245,15 +245,8 @@ def household(spec, closed_seen=True) -> str:
 
 THING, PLACE, CLOSED = map("|".join, (OBJECTS, RECEPTACLES, CLOSABLE))
 PART = rf"({PLACE})|({CLOSED}) closed|({THING}) in ({PLACE})"
-
-
-def goal_form(hows) -> str:
-    """Return the pattern of a goal, in which one of `hows` may precede an object."""
-    how = rf"(?:({'|'.join(hows)}) )?"
-    return rf"put {how}({THING})(?: and {how}({THING}))? in ({PLACE})"
-
-
-GOAL = goal_form(TREATMENTS)
+HOW = rf"(?:({'|'.join(TREATMENTS)}) )?"
+GOAL = rf"put {HOW}({THING})(?: and {HOW}({THING}))? in ({PLACE})"
 
 
 def read_household(text, goal_pattern=GOAL, copies=1) -> dict:

@@ -173,9 +173,7 @@ class TinyWorld(worlds.World):
         if self.chat and not self.CHAT_DEFAULTS:
             raise UserError(f"--world {self.NAME} is for its own small models, {o.model} is none: "
                             f"python -m worlds.{self.NAME} train SEED FOLDER makes one")
-        if o.base_tasks or o.validation_tasks:
-            raise UserError(f"--world {self.NAME} makes its own tasks: --base-tasks and "
-                            "--validation-tasks need another world, such as --world tool_calls")
+        worlds.refuse_task_files(o)
 
     @classmethod
     def defaults(cls, asked: dict) -> dict:

@@ -44,6 +44,7 @@ import itertools
 import json
 import random
 import re
+from collections import defaultdict
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -75,7 +76,7 @@ TUNED = 20            # distinct tasks from which on some are kept for tuning
 NOTHING = "none"      # the agent's answer if there is nothing to call
 # keywords that a model may not use in a schema: a regular expression may take for ever
 PATTERN = re.compile('"pattern": "|"patternProperties": ')
-ALL_FAULTS, LINE = 600, 200  # characters of all faults of a file, of one
+ALL_FAULTS, LINE = 600, 180  # characters of all faults of a file, of one
 
 
 # ---------------------------------------------------------------------------------------------
@@ -157,7 +158,9 @@ def read_tasks(path: str, tools: dict):
     UserError with the first bad lines.
     """
     text = tool_lists.read_text(path, "--base-tasks and --validation-tasks take JSONL")
-    tasks, lines_asking, faults = [], {}, []
+    # what is wrong, and in which lines
+    faults = defaultdict(list)
+    tasks, lines_asking = [], {}
     for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
@@ -168,9 +171,10 @@ def read_tasks(path: str, tools: dict):
                 raise InvalidTask("malformed task", f"asks what line {first} asks; remove one")
             tasks.append(task)
         except InvalidTask as fault:
-            faults.append(shorten(f"line {number}: {fault}: {fault.detail}", LINE))
+            faults[shorten(f"{fault}: {fault.detail}", LINE)].append(number)
     if faults:
-        raise UserError(printable(f"{path}, {shorten('; '.join(faults), ALL_FAULTS)}"))
+        parts = [f"line {tool_lists.first_of(lines)}: {what}" for what, lines in faults.items()]
+        raise UserError(printable(f"{path}, {shorten('; '.join(parts), ALL_FAULTS)}"))
     if not tasks:
         raise UserError(f"{path}: no task in it; write one object per line, or leave the option "
                         "out")

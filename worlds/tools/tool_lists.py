@@ -43,7 +43,7 @@ from worlds.tools.schemas import conforms, json_value, kinds, well_formed, with_
 NAME = re.compile(r"\w[\w.\-/]{0,127}")
 MAX_TOOLS = 32       # of a task
 MAX_PARTS = 3000     # schemas within the schema of one tool, every $ref replaced
-NAMED = 3            # tools that are named with each reason
+NAMED = 3            # tools or lines that are named with each reason
 OFFERED = 3          # tools that a task without tools of its own is given, if it calls no more
 LONGEST_BESIDE = 600  # characters of one that it does not call: a prompt holds several
 
@@ -115,9 +115,16 @@ def next_cursor(values):
 
 
 def notes_line(notes: dict) -> str:
-    """Return the notes of `read_tools` as one line, `2 left out: unknown type 'x' (f, g)`."""
-    parts = [f"{len(names)} {what} ({', '.join(names[:NAMED])})" for what, names in notes.items()]
+    """Return the notes of `read_tools` as one line, `f, g: left out: unknown type 'x'`."""
+    parts = [f"{first_of(names)}: {what}" for what, names in notes.items()]
     return printable("; ".join(parts))
+
+
+def first_of(names: list) -> str:
+    """Return the first names or numbers of a list, and how many more there are."""
+    text = ", ".join(map(str, names[:NAMED]))
+    number = len(names) - NAMED
+    return f"{text} and {number} more" if number > 0 else text
 
 
 def read_text(path, what: str) -> str:
