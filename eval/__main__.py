@@ -25,7 +25,7 @@ from tqdm import tqdm
 
 from data_pool import read_jsonl
 from errors import UserError, exit_code, one_line, write_whole
-from model.loading import hub_commit
+from model.loading import weights_of
 from policy import Policy
 from support.options import Parser, at_least
 from eval import alfworld, api_bank, bamboogle, bfcl, travelplanner
@@ -209,19 +209,9 @@ def run_settings(bench: str, prompts: list, policy, answers, args) -> dict:
     settings["max_new_tokens"] = new
     settings["max_prompt"] = min(args.max_prompt or context, context - new)
     # A model trained further in the same folder is another model.
-    settings["saved_at"] = [last_change(args.model), last_change(args.adapter)]
+    settings["weights"] = [weights_of(args.model), args.adapter and weights_of(args.adapter)]
     settings["first_prompt"] = digest(policy.encode(prompts[0]))
     return settings
-
-
-def last_change(folder):
-    """Return the time of the newest file of a folder in ns, or the commit of a hub name; None for
-    None."""
-    if folder is None:
-        return None
-    if not Path(folder).is_dir():
-        return hub_commit(folder)
-    return max(path.stat().st_mtime_ns for path in Path(folder).iterdir())
 
 
 # ---------------------------------------------------------------------------------------------

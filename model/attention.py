@@ -15,20 +15,18 @@ a result), L packed length, M predicted tokens of a pack, K cached keys, d head 
 decoding, `live` groups of `slots` rollouts each.
 """
 import sys
-from contextlib import nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from peft.tuners import lora
-from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
 from torch.utils.checkpoint import checkpoint
 from transformers import AttentionInterface, AttentionMaskInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import eager_mask, sdpa_mask
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-SHORT = 1024  # tokens up to which a training pass may keep its attention weights
 PROMPT, PADDING = -1, -2  # owners of cached keys that belong to no rollout
 
 
@@ -104,11 +102,10 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
     """
     if layout is None:
         # in a decoding step or a narrow chunk a mask per head is smaller than keys per head
-        masked_and_few_queries = attention_mask is not None and query.shape[2] <= query.shape[3]
-        if masked_and_few_queries and query.shape[1] > key.shape[1]:
-            return few_queries_attention(module, query, key, value, attention_mask, **kwargs)
         if attention_mask is None:
             key, value = a_head_each(query, key, value)
+        elif query.shape[2] <= query.shape[3] and query.shape[1] > key.shape[1]:
+            return few_queries_attention(module, query, key, value, attention_mask, **kwargs)
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     P, R, back = layout.P, layout.R, layout.back
 
@@ -119,17 +116,10 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
     def with_prompts(x):  # (B, h, L, d) -> (N, h, P + R, d)
         return torch.cat([x[:, :, :P].index_select(0, layout.row), gather_responses(x)], dim=2)
 
-    # the CPU's fused kernel is slow backward in bf16: use the unfused one instead, in scoring too,
-    # so that ratios start at 1
-    slow = query.dtype == torch.bfloat16 and query.device.type == "cpu"
-    kernel = nullcontext()
-    if slow and P + R <= SHORT:
-        kernel = sdpa_kernel(SDPBackend.MATH)
-    with kernel:
-        own = a_head_each(query, key[:, :, :P], value[:, :, :P])
-        prompts, _ = sdpa_attention_forward(module, query[:, :, :P], *own, None, **kwargs)
-        responses, _ = sdpa_attention_forward(module, gather_responses(query), with_prompts(key),
-                                              with_prompts(value), layout.mask, **kwargs)
+    shared = a_head_each(query, key[:, :, :P], value[:, :, :P])
+    prompts, _ = sdpa_attention_forward(module, query[:, :, :P], *shared, None, **kwargs)
+    responses, _ = sdpa_attention_forward(module, gather_responses(query), with_prompts(key),
+                                          with_prompts(value), layout.mask, **kwargs)
     both = torch.cat([prompts.flatten(0, 1), responses.flatten(0, 1)])        # (B*P + N*R, ...)
     return both.index_select(0, back.flatten()).unflatten(0, back.shape), None
 
@@ -156,8 +146,7 @@ def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
     q = query.unflatten(1, (-1, sharing)).flatten(2, 3)  # (live, key heads, sharing * slots, d)
     if mask.shape[2] < q.shape[2]:
         mask = mask.repeat(1, 1, sharing, 1)
-    attend = torch.nn.functional.scaled_dot_product_attention
-    out = attend(q, key, value, attn_mask=mask, scale=scaling)
+    out = scaled_dot_product_attention(q, key, value, attn_mask=mask, scale=scaling)
     return out.unflatten(2, (sharing, -1)).flatten(1, 2).transpose(1, 2), None
 
 
@@ -217,9 +206,9 @@ def use_fused_rms_norm(module):
     """Compute an RMS norm in one GPU kernel instead of eight."""
     is_rms_norm = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
     if is_rms_norm and module.weight.device.type != "cpu":
-        weight, eps = module.weight, module.variance_epsilon
-        module.forward = partial(torch.nn.functional.rms_norm, normalized_shape=weight.shape,
-                                 weight=weight, eps=eps)
+        weight = module.weight
+        module.forward = partial(rms_norm, normalized_shape=weight.shape, weight=weight,
+                                 eps=module.variance_epsilon)
 
 
 def use_checkpointing(module):
@@ -243,7 +232,7 @@ def lora_linear(layer, x):
         # cast the fp32 weights to the dtype of the activations
         A, B = layer.cast or cast_lora(layer, name, x.dtype)
         # rows have two dimensions, so `out` is not a view and autograd allows the addition
-        out.addmm_(torch.nn.functional.linear(rows, A), B.T)  # (rows, r) times (r, out)
+        out.addmm_(linear(rows, A), B.T)  # (rows, r) times (r, out)
     return out.unflatten(0, x.shape[:-1])
 
 

@@ -2,8 +2,8 @@
 
 Paper: not in it; this checks a user's model before policy.py uses it.
 
-Usage: Policy.load calls `load_model` and `check_paths`; a run keeps `model_digest` with its
-checkpoint.
+Usage: Policy.load calls `load_model` and `check_paths`; a run keeps `weights_of` its models with
+its checkpoint.
 
 Deviations: there is no list of families. A model must *behave* as policy.py assumes: its files hold
 all of its weights, and sampler, scorer and the library's own forward pass agree.
@@ -53,15 +53,16 @@ def check_model(model: str):
     """
     path = Path(model)
     if path.exists():
-        if not (path / "config.json").is_file():
-            raise UserError(f"{model}: not a model's folder: it has no config.json (a GGUF is "
-                            "unpacked by python -m scripts.unpack_gguf FILE FOLDER)")
+        for name in ("config.json", "tokenizer.json"):
+            if not (path / name).is_file():
+                raise UserError(f"{model}: not a model's folder: it has no {name} (a GGUF is "
+                                "unpacked by python -m scripts.unpack_gguf FILE FOLDER)")
         return
     with one_line(f"{model}: no such folder, and as a name on the hub it"):
         # transformers explains a gated model better than the hub does
         with suppress(GatedRepoError):
-            cached = try_to_load_from_cache(model, "config.json")
-            if not cached and not file_exists(model, "config.json"):
+            file = "config.json"
+            if not (try_to_load_from_cache(model, file) or file_exists(model, file)):
                 raise UserError(f"{model} is neither a folder here nor a model on the hub")
 
 
@@ -92,13 +93,12 @@ def load_model(model: str, quant=None, dtype="auto", device=None, max_tokens=Non
         lm, info = AutoModelForCausalLM.from_pretrained(
             model, output_loading_info=True, ignore_mismatched_sizes=True, dtype=dtype,
             device_map={"": device}, quantization_config=packed, trust_remote_code=False)
-        check_weights(model, lm, info)
-        check_tokenizer(model, lm, tokenizer)
+        check_weights(model, lm, info, tokenizer)
     return lm, tokenizer
 
 
-def check_weights(model, lm, info):
-    """Raise UserError unless the files hold exactly the model's weights.
+def check_weights(model, lm, info, tokenizer):
+    """Raise UserError unless the files hold exactly the model's weights, for every token.
 
     info: transformers' report on the loading. It silently fills missing weights with random
     numbers.
@@ -108,18 +108,13 @@ def check_weights(model, lm, info):
         if keys:
             raise UserError(f"the weights in {model} are not those of a {type(lm).__name__}: "
                             f"{keys[0]} is {fault} ({len(keys)} in all)")
-    some = lm.get_input_embeddings().weight[:99]
+    embeddings = lm.get_input_embeddings().weight
+    some = embeddings[:99]
     if some.equal(some.round()):  # int8 without its scales was cast silently
         raise UserError(f"{model} has whole numbers as weights: name the 16-bit model")
-
-
-def check_tokenizer(model, lm, tokenizer):
-    """Raise UserError if the tokenizer cannot read text, or has more tokens than the model."""
-    tokens, embeddings = len(tokenizer), len(lm.get_input_embeddings().weight)
-    readable = tokenizer.encode("1", add_special_tokens=False)
-    if not readable or tokens > embeddings:
-        raise UserError(f"{model}: no tokenizer that fits: {tokens} tokens, "
-                        f"{embeddings} embeddings")
+    if len(tokenizer) > len(embeddings):
+        raise UserError(f"{model}: no tokenizer that fits: {len(tokenizer)} tokens, "
+                        f"{len(embeddings)} embeddings")
 
 
 def context_of(config):
@@ -158,7 +153,7 @@ def choose_dtype(dtype, device, config):
     elif device.startswith("cuda"):
         fast = not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
     else:
-        fast = torch.cpu._is_amx_tile_supported() or torch.cpu._is_avx512_bf16_supported()
+        fast = torch.cpu._is_avx512_bf16_supported()  # a CPU with AMX has it too
         fast = fast and config.get_text_config(decoder=True).hidden_size >= REAL
     return torch.bfloat16 if fast else torch.float32
 
@@ -166,7 +161,8 @@ def choose_dtype(dtype, device, config):
 def weights_of(model: str) -> str:
     """Return a hash of the weights in a folder or a downloaded model of the hub; "" without any.
 
-    The same weights have the same hash in any folder, format or number type.
+    The folder may hold an adapter. The same weights have the same hash in any folder, format or
+    number type.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -179,16 +175,10 @@ def weights_of(model: str) -> str:
     return tensors_digest(tensors) if tensors else ""
 
 
-def hub_commit(name: str) -> str:
-    """Return the commit at which a hub model was last loaded; "" if it never was."""
-    cached = try_to_load_from_cache(name, "config.json")
-    return Path(cached).parent.name if isinstance(cached, str) else ""
-
-
 def tensors_in(folder: Path):
-    """Yield (name, tensor) of a model's safetensors. The disk is read only where numbers are
-    used."""
-    for path in folder.glob("model*.safetensors"):
+    """Yield (name, tensor) of a model's or an adapter's safetensors. The disk is read only where
+    numbers are used."""
+    for path in folder.glob("*model*.safetensors"):
         with safe_open(path, "pt") as file:
             for name in file.keys():
                 yield name, file.get_tensor(name)
@@ -206,14 +196,6 @@ def tensors_digest(tensors) -> str:
         digest = hashlib.sha256(numbers.cpu().numpy().tobytes()).hexdigest()
         lines.append(f"{name} {tuple(tensor.shape)} {digest}")
     return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
-
-
-def model_digest(model: str) -> str:
-    """Return what identifies a model: the commit of a hub name, a hash of a folder's weights."""
-    if Path(model).is_dir():
-        return weights_of(model)
-    model_config(model)  # this makes its commit known
-    return hub_commit(model)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -273,13 +255,13 @@ def check_base(folder, model: str):
         name = json.loads(config.read_text()).get("base_model_name_or_path") or model
         trained_on = weights_of(name)
     present = weights_of(model)
-    if trained_on and present:
-        if trained_on != present:
-            raise UserError(f"the adapter {folder} was trained on other weights ({name}) than "
-                            f"those of {model}: give those as the model")
-    elif name != model:
-        print(f"the adapter {folder} was trained on {name}, whose weights cannot be compared with "
-              f"those of {model}")
+    if not (trained_on and present):
+        if name != model:
+            print(f"the adapter {folder} was trained on {name}, whose weights cannot be compared "
+                  f"with those of {model}")
+    elif trained_on != present:
+        raise UserError(f"the adapter {folder} was trained on other weights ({name}) than "
+                        f"those of {model}: give those as the model")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -326,7 +308,7 @@ def telling_length(config, max_tokens):
     attention or positions may change."""
     reach = max_tokens or min(LONGEST, context_of(config) or LONGEST)
     numbers = re.findall(r'(?:window|chunk|position)[^"]*": (\d+)', config.to_json_string(False))
-    limits = [int(number) for number in numbers if int(number) < reach]
+    limits = [limit for limit in map(int, numbers) if limit < reach]
     return max(limits, default=0) + SHORT
 
 

@@ -33,7 +33,7 @@ KEPT_LOGITS = 2 ** 25  # logits kept for the backward pass, others are computed 
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded in one forward pass
 
 MARGIN = 1.08  # factor for what the allocator holds beyond what is in use
-FP32, FP64, INT64 = 4, 8, 8
+FP32, FP64 = 4, 8
 NF4 = 0.517    # bytes per weight: 4 bits, one byte per 64 and one fp32 number per 64 * 256 weights
 
 
@@ -71,13 +71,11 @@ def rollout_bytes(config, e, B, G, P, R) -> int:
     attended = 2 * heads * head_dim * e                      # (B, heads, P, d): keys, values
     prefill = B * P * (key + attended) + mlp + hidden
 
-    # the last token is never fed back
+    # the last token is never fed back; the keys' owners and the mask are too small to count
     keys = B * (P + G * (R - 1))                             # B * K
-    owners = 2 * INT64                                       # (B, K), twice
-    mask = G * heads // key_heads * e                        # (B, sharing * G, K)
     # (B*G, V): logits and probabilities, cumulative sums and a copy
     drawing = B * G * config.vocab_size * 2 * (FP32 + FP64)
-    last = keys * (key + owners + mask) + drawing
+    last = keys * key + drawing
     return max(prefill, last)
 
 
@@ -156,7 +154,7 @@ def check(configs, o, available=None):
     if available is None:
         if not torch.cuda.is_available():
             return
-        available = torch.cuda.mem_get_info()[0]
+        available = free_bytes()
     bases, adapters, updates = zip(*[estimate(config, o) for config in configs])
     always = sum(bases) + max(adapters)
     peak = MARGIN * (always + max(updates))

@@ -9,7 +9,6 @@ Deviations: transformers 5 saves config.json and tokenizer_config.json in a form
 misreads: it always assumes a rope_theta of 10,000, and refuses the tokenizer. Servers and
 converters still use version 4, so everything but the weights is copied from the base.
 """
-import json
 import shutil
 from pathlib import Path
 
@@ -17,8 +16,8 @@ import torch
 from huggingface_hub import snapshot_download
 from peft import PeftModel
 
-from errors import one_line, write_whole
-from model.loading import check_base, hub_commit, load_model
+from errors import one_line
+from model.loading import check_base, load_model
 
 # files that describe a model and its tokenizer; a folder has some of them
 DESCRIPTIONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -38,23 +37,14 @@ def save_merged(base: str, adapter, out, dtype=torch.bfloat16):
     # safetensors raises its own error on a full disk
     with one_line(out, "cannot be written"):
         merged.to(dtype).save_pretrained(out)
-        copy_descriptions(base, Path(out), dtype)
+        copy_descriptions(base, Path(out))
 
 
-def copy_descriptions(base: str, out: Path, dtype):
-    """Copy the base's own files over those that transformers wrote, keeping the weights' dtype."""
+def copy_descriptions(base: str, out: Path):
+    """Copy the base's own files over those that transformers wrote."""
     folder = Path(base)
     if not folder.is_dir():
-        folder = Path(snapshot_download(base, revision=hub_commit(base) or None,
-                                        allow_patterns=DESCRIPTIONS))
+        folder = Path(snapshot_download(base, allow_patterns=DESCRIPTIONS))
     for name in DESCRIPTIONS:
         if (folder / name).is_file():
             shutil.copyfile(folder / name, out / name)
-    kind = str(dtype).removeprefix("torch.")
-    change_json(out / "config.json", dtype=kind, torch_dtype=kind)  # the newer name and the older
-
-
-def change_json(path, **values):
-    """Replace or add values in a JSON file."""
-    contents = json.loads(path.read_text())
-    write_whole(path, json.dumps({**contents, **values}, indent=2))

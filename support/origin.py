@@ -13,7 +13,7 @@ from pathlib import Path
 
 import curriculum
 from errors import UserError
-from model.loading import model_digest, tensors_digest
+from model.loading import tensors_digest, weights_of
 from support.options import MAY_CHANGE, NAMED, flat
 from worlds import world_names
 
@@ -79,7 +79,7 @@ def inputs(o) -> dict:
             hashes[value] = hashlib.sha256(Path(value).read_bytes()).hexdigest()
     for model in (o.model, o.env_model):
         if model:
-            hashes[model] = model_digest(model)
+            hashes[model] = weights_of(model)
     return hashes
 
 
