@@ -88,10 +88,11 @@ def train(o: Options, world=None) -> Path:
 def epoch(run: Run):
     """Run epoch t of Algorithm 1. `steps` times: generate and try tasks (1), train the agent
     (2a), extend D_train (3a); then once: train the simulator (2b), extend D_env (3b)."""
-    o, state, t = run.o, run.state, run.state.epoch
+    o, state = run.o, run.state
     alpha = alpha_of(run)  # paper: 0.5 throughout
     # Show the bar only on a terminal; in a log file it would precede the epoch's line.
-    for step in tqdm(range(state.step, o.steps), f"epoch {t}", leave=False, disable=None):
+    steps = range(state.step, o.steps)
+    for step in tqdm(steps, screen.progress(run), leave=False, disable=None):
         state.step = step  # a run that is stopped in this step resumes at step + 1
         # 1. generate and interact; with the new tasks a few of D_train are tried again
         tasks, records = generate(run, alpha)  # T_t ~ pi_env
@@ -125,7 +126,8 @@ def measure_untrained(run: Run):
     """Try one batch in epoch 0, and measure both policies as they are. Nothing is trained; the
     tasks enter D_train, what the simulator wrote does not enter D_env."""
     state, alpha = run.state, alpha_of(run)
-    if state.step == 0:  # 1 if the run was stopped after this block: it is not repeated then
+    # one step, or none if the run was stopped after that
+    for _ in tqdm(range(state.step, 1), screen.progress(run), leave=False, disable=None):
         add_ready_made(run)  # tasks from before training: GenEnv-Static's, a teacher's
         tasks, records = generate(run, alpha)
         trials = interact(run, tasks)

@@ -19,6 +19,7 @@ from functools import partial
 
 import torch
 from torch.nn.functional import pad
+from tqdm import tqdm
 from transformers.cache_utils import Cache
 
 from errors import UserError, first_line
@@ -26,6 +27,7 @@ from model.attention import PADDING, PROMPT, group_mask, heads_of
 from model.cache import GrowingLayer
 from model.memory import PREFILL_TOKENS
 
+SHORT = 3         # seconds: a progress bar, shown on a terminal only, is for longer batches
 CHECK_EVERY = 16  # a GPU draws this many tokens between two checks for finished rollouts
 
 
@@ -69,7 +71,8 @@ def decode_rows(policy, prompts, G, T, temperature, generator, turns=None) -> li
     # 1) prefill: encode each prompt once; the last token of a response is never fed back
     decoder = policy.decoder(policy.lm, prompts, G, T - 1, policy.eos_ids[0])
     hidden = decoder.hidden                                         # (live, slots, D)
-    for t in range(T):
+    bar = tqdm(range(T), f"{B * G} texts", unit=" tokens", leave=False, delay=SHORT, disable=None)
+    for t in bar:
         # 2) draw a token for every rollout that has a slot
         slots = decoder.places()                                    # into (B, G)
         ids, logp = draw(head(hidden), temperature, generator)      # (live, slots)

@@ -31,6 +31,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 import torch
+from tqdm import tqdm
 
 from support import checkpoint, origin
 from errors import UserError, write_whole
@@ -216,7 +217,9 @@ class WarmStart:
         peak = WIDE_RATE if width >= WIDE else RATE
         batches = [pairs[k:k + BATCH] for k in range(0, len(pairs), BATCH)]
         losses = []
-        for k, batch in enumerate(batches):
+        # shown on a terminal only
+        bar = tqdm(batches, f"pass {n + 1}", leave=False, disable=None)
+        for k, batch in enumerate(bar):
             falling = max(LAST_RATE, 1 - (n + k / len(batches)) / self.passes)
             rising = min((n * len(batches) + k + 1) / WARM_UP, 1)
             for group in self.optimizer.param_groups:

@@ -1,7 +1,7 @@
 """Stop at any moment and resume to the bit: run folders and their locks, checkpoints, signals.
 
 Usage: `python genenv.py --resume --out runs/000-genenv`. checkpoint.pt is written at the end of
-every epoch, and after the current step on SIGINT or SIGTERM. It holds both adapters and optimisers,
+every epoch, and on SIGINT or SIGTERM after the current step, unless that takes long. It holds both adapters and optimisers,
 the generators, the progress inside an epoch, and the lengths of the append-only files. On resume
 these files are cut back to those lengths, the pools are read from them, and the run continues as if
 nothing had happened: 2 + 1 epochs equal 3, bit for bit on one machine. A kill loses at most the
@@ -30,6 +30,7 @@ from policy import Rollout
 from support.origin import check_origin
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
+PATIENCE = 7  # seconds: a step that ends this soon after a signal is kept
 
 
 # ---------------------------------------------------------------------------------------------
@@ -221,23 +222,35 @@ def restore(run, saved: dict):
 
 @contextmanager
 def stop_signals(run):
-    """Turn SIGINT and SIGTERM into a request to stop; a second signal stops at once."""
+    """Turn SIGINT and SIGTERM into a request to stop after the current step.
+
+    If the step takes long, an alarm stops it, and so does a second signal. The epoch then begins
+    again from the last checkpoint.
+    """
     def note(number, frame):
         if run.stop:
             raise KeyboardInterrupt
         run.stop = number
-        print("stopping after this step; once more stops at once and loses this epoch's steps",
-              flush=True)
-    after_that = f"to resume after that: {resume_command(run.folder)}"
-    former = {number: signal.signal(number, note) for number in (signal.SIGINT, signal.SIGTERM)}
+        signal.alarm(PATIENCE)
+        print(f"stopping after this step; if it takes {PATIENCE} seconds, or on a second signal, "
+              "without it and this epoch's others", flush=True)
+
+    command = resume_command(run.folder)
+    after_that = f"to resume after that: {command}"
+    numbers = signal.SIGINT, signal.SIGTERM, signal.SIGALRM
+    former = {number: signal.signal(number, note) for number in numbers}
     try:
         yield
+    except KeyboardInterrupt:
+        raise Stopped(run.stop, "stopped within a step; resume from the last checkpoint with: "
+                      f"{command}") from None
     except (UserError, OSError) as error:  # the latter from a full disk
         raise UserError(f"{run.folder}: {first_line(error)}; {after_that}") from error
     except Exception as error:  # perhaps from a user's own Python: its traceback follows
         error.add_note(after_that)
         raise
     finally:
+        signal.alarm(0)
         for number, handler in former.items():
             signal.signal(number, handler)
 
@@ -245,6 +258,7 @@ def stop_signals(run):
 def stop_if_asked(run, steps=1):
     """Save and raise Stopped if a signal came. steps: 1 after a step, 0 before the first."""
     if run.stop and run.state.epoch <= run.o.epochs:
+        signal.alarm(0)  # nothing interrupts the checkpoint
         run.state.step += steps  # turn the index of the last step into a count
         run.count_seconds()
         save(run)

@@ -17,6 +17,7 @@ from data_pool import read_jsonl
 from errors import UserError, write_whole
 from support import figures
 from support.options import Options, flag, flat, saved_options
+from worlds import FEW
 
 # options that do not change a result
 UNIMPORTANT = "out", "threads", "date", "code"
@@ -80,11 +81,14 @@ def facts(metrics) -> dict:
     first, last = metrics[0], metrics[-1]
     second = metrics[:2][-1]
     cpu_seconds = sum(m["cpu_seconds"] for m in metrics)
+    held_out = change(first, last, "validation", ".3f")
+    if sum(map(len, last["validation_rates"].values())) < FEW:
+        held_out += " (too few held-out tasks to measure with)"
     mixed = change(first, last, "mixed_share", ".2f")
     of_possible = change(first, last, "mixed_of_possible", ".2f")
     names = ", ".join(f"{name} in {when}" for name, when, _ in warning_rows(metrics))
     return {
-        "held-out success": change(first, last, "validation", ".3f"),
+        "held-out success": held_out,
         "held-out, greedy answers": change(first, last, "validation_greedy", ".3f"),
         "success on generated tasks": change(first, last, "success_rate", ".2f"),
         "mixed groups": f"{mixed}; of those possible {of_possible}",

@@ -201,9 +201,8 @@ def end_epoch(run, env_stats, alpha):
     run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
     checkpoint.save(run)
     run.ends.append(time.perf_counter())
-    left = screen.time_left(run.ends, run.o.epochs - record["epoch"])
-    if left:
-        print(left, flush=True)
+    if len(run.ends) == 3 and run.state.epoch <= run.o.epochs:
+        print(screen.progress(run), flush=True)
     # validation and saving are not training
     run.clock_start, run.cpu_start = time.perf_counter(), time.process_time()
     checkpoint.stop_if_asked(run, 0)  # the next epoch has no step yet

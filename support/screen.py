@@ -12,22 +12,22 @@ from support.figures import was_measured
 from support.report import as_text, duration, facts
 
 LEGEND = """\
-entropy, and KL to the simulator's start: nats per token; in band: those of the tasks near
-alpha, which a trained simulator imitates; training time: without validation; -: not measured
-        success on           mixed   agent's         length  distinct    in     sim.  training
- epoch  held-out  generated  groups  entropy  alpha  of task     tasks  band       KL    time"""
+in band: new tasks near alpha, which a trained simulator imitates; entropy, and
+KL to its start: nats per token; time: without validation; -: not measured
+         success on      mixed agent's       length   new   in   sim. training
+epoch held-out generated groups entropy alpha of task tasks band    KL    time"""
 COLUMNS = (  # figure, width and format, aligned with LEGEND
-    ("epoch", 6, "d"),
+    ("epoch", 5, "d"),
     ("validation", 8, ".3f"),
     ("success_rate", 9, ".2f"),
     ("mixed_share", 6, ".2f"),
     ("entropy", 7, ".3f"),
     ("alpha", 5, ".2f"),
     ("task_length", 7, ".2f"),
-    ("distinct_tasks", 8, "d"),
+    ("distinct_tasks", 5, "d"),
     ("env_kept", 4, "d"),
-    ("env_kl", 7, ".3f"),
-    ("seconds", 4, ".0f"),
+    ("env_kl", 5, ".3f"),
+    ("seconds", 5, ".0f"),
 )
 
 
@@ -45,7 +45,7 @@ def banner(o, folder, threads: int) -> str:
 
 
 def line(r: dict, before=()) -> str:
-    """Return an epoch's line, of less than 100 characters, with its warnings below.
+    """Return an epoch's line, of less than 80 characters, with its warnings below.
 
     A warning appears by name only if the previous epoch had it too. before: a list of the previous
     record, if any.
@@ -54,7 +54,7 @@ def line(r: dict, before=()) -> str:
     for key, width, form in COLUMNS:
         figure = r[key] if was_measured(r, key) else None
         cells.append(as_text(figure, form).rjust(width))
-    lines = ["  ".join(cells) + " s"]
+    lines = [" ".join(cells) + " s"]
     names_before = {warning["name"] for m in before for warning in m["warnings"]}
     for warning in r["warnings"]:
         name, text = warning["name"], warning["text"]
@@ -62,13 +62,18 @@ def line(r: dict, before=()) -> str:
     return "\n".join(lines)
 
 
-def time_left(ends: list, epochs_left: int) -> str:
-    """Return how long the rest of a run will take, once: after two epochs since it was started or
-    resumed. ends: when each epoch of this process ended, in seconds."""
-    if len(ends) != 3 or not epochs_left:
-        return ""
-    per_epoch = (ends[2] - ends[0]) / 2  # validation included
-    return f"about {duration(per_epoch * epochs_left)} left"
+def progress(run) -> str:
+    """Return the label of an epoch's progress bar, with the time that the run will still take.
+
+    The time is known after two epochs since the run was started or resumed.
+    """
+    label = f"epoch {run.state.epoch} of {run.o.epochs}"
+    n = len(run.ends) - 1  # epochs, validation included, between the first end and the last
+    epochs_left = run.o.epochs + 1 - run.state.epoch
+    if n < 2 or not epochs_left:
+        return label
+    per_epoch = (run.ends[-1] - run.ends[0]) / n
+    return f"{label}, about {duration(per_epoch * epochs_left)} left"
 
 
 def closing_words(run) -> str:
@@ -80,8 +85,8 @@ def closing_words(run) -> str:
     # explain what may surprise a reader who knows what alpha is for
     last = run.history[-1]
     if last["distinct_tasks"] and last["success_rate"] > last["alpha"] + run.o.k_min:
-        lines.append("success on generated tasks ends above alpha: expected, as the agent learns "
-                     "from them\n(TROUBLESHOOTING.md, success stays above alpha)")
+        lines.append("success on generated tasks ends above alpha: expected, as the agent\n"
+                     "learns from them (TROUBLESHOOTING.md, success stays above alpha)")
     lines.append(f"done; {run.folder}/report.html shows the curves, tasks and attempts")
     lines.append(f"ask its agent: python genenv.py ask {shlex.quote(str(run.folder))} 'a task'")
     return "\n".join(lines)

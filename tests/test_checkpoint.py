@@ -23,6 +23,7 @@ import genenv
 from conftest import MICRO
 from helpers import one_line, same_run, user_error
 from data_pool import read_jsonl
+from errors import Stopped
 from model.loading import check_base, note_base, weights_of
 from support import checkpoint, origin, start
 from worlds import ladder, open_policy
@@ -156,13 +157,18 @@ def test_the_time_before_a_stop_counts(copy):
     assert 2000 < read_jsonl(copy / "metrics.jsonl")[-1]["cpu_seconds"] < 2900
 
 
-def test_a_second_signal_stops_at_once():
-    """A run that hangs could not be stopped by Ctrl-C."""
-    state = SimpleNamespace(stop=None, folder="run")
-    with pytest.raises(KeyboardInterrupt), checkpoint.stop_signals(state):
+@pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGALRM])
+def test_a_second_signal_or_an_alarm_stops_at_once(second, monkeypatch):
+    """Otherwise a run that hangs, or validates for minutes, could not be stopped by Ctrl-C."""
+    monkeypatch.setattr(checkpoint, "PATIENCE", 1)
+    state = SimpleNamespace(stop=None, folder="runs/r")
+    with pytest.raises(Stopped, match="--resume"), checkpoint.stop_signals(state):
         os.kill(os.getpid(), signal.SIGTERM)
         assert state.stop == signal.SIGTERM
-        os.kill(os.getpid(), signal.SIGINT)
+        if second == signal.SIGINT:
+            os.kill(os.getpid(), second)
+        time.sleep(5)
+        pytest.fail("it was not stopped")
 
 
 # ---------------------------------------------------------------------------------------------

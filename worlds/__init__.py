@@ -18,6 +18,7 @@ from data_pool import Task
 from errors import UserError, choose, users_code
 from policy import Policy, policy_options
 
+FEW = 10  # held-out tasks below which success says little
 NO_SEED = Task("", {})
 
 

@@ -55,7 +55,7 @@ import torch
 import worlds
 from data_pool import Task, task_id
 from errors import UserError, first_line, printable
-from worlds import NO_SEED, InvalidTask
+from worlds import FEW, NO_SEED, InvalidTask
 from worlds.tiny_model import chat
 from worlds.tools import tool_lists
 from worlds.tools.leaks import leaks, loopholes
@@ -71,7 +71,6 @@ ROOM = 2              # characters of the shown tools per token of --max-prompt-
 HELD_OUT = 8          # one task in this many for validation, as many again for tuning
 FEWEST = 3            # examples to learn from; a warm start needs more
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
-FEW = 10              # held-out tasks below which success says little
 TUNED = 20            # distinct tasks from which on some are kept for tuning
 NOTHING = "none"      # the agent's answer if there is nothing to call
 # keywords that a model may not use in a schema: a regular expression may take for ever
