@@ -25,7 +25,7 @@ HOSTILE = ("</pre></script></style><script>alert(1)</script><img src=x onerror=a
 def record(epoch, **fields):
     """A record of metrics.jsonl, as far as the pages read it."""
     return {**QUIET, "epoch": epoch, "validated": epoch, "validation_by": {"inc": 0.5},
-            "validation_rates": {"inc": [0.5] * 12}, "validation_set": "a", "mixed_share": 0.8,
+            "validation_rates": {"inc": [0.5] * 3}, "validation_set": "a", "mixed_share": 0.8,
             "mixed_of_possible": 0.9,
             "category_name": "kind", "entropy": 0.3, "task_length": 2.0 + epoch, "cpu_seconds": 9,
             "seconds": 9, "warnings": [], **fields}
