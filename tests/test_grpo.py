@@ -91,13 +91,14 @@ def test_kl_values_and_gradients_on_a_table():
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 def test_loss_equals_plain_arithmetic(aggregation, kind):
-    """Otherwise the objective would be another one: every option against numpy."""
+    """Otherwise the objective would be another one, or an episode that drew nothing would make the
+    whole step NaN: every option against numpy."""
     tensors = [-3 * torch.rand(6, 5, generator=seeded(seed), dtype=torch.float64)
                for seed in range(3)]
     logp, old, ref = [tensor.numpy() for tensor in tensors]
-    mask = np.arange(5) < np.array([5, 1, 3, 2, 5, 4])[:, None]
+    mask = np.arange(5) < np.array([5, 1, 3, 2, 0, 4])[:, None]
     a = np.array([1.3, -0.4, 0.2, 1.0, -0.7, -1.5])[:, None]
-    loss, stats = grpo_loss(*tensors, torch.tensor(a[:, 0]), torch.tensor(mask), 20, 6, clip=0.2,
+    loss, stats = grpo_loss(*tensors, torch.tensor(a[:, 0]), torch.tensor(mask), 15, 6, clip=0.2,
                             kl_coef=0.3, kl_estimator=kind, aggregation=aggregation)
     ratio, d = np.exp(logp - old), logp - ref
     low, high = ratio < 0.8, ratio > 1.2
@@ -107,18 +108,12 @@ def test_loss_equals_plain_arithmetic(aggregation, kind):
     kl = {"k1": d, "k2": d * d / 2, "k3": np.exp(-d) - 1 + d}[kind]
     gain = np.minimum(ratio * a, np.clip(ratio, 0.8, 1.2) * a)
     per_token = np.where(mask, 0.3 * kl - gain, 0)
-    mean = per_token.sum() / 20
+    mean = per_token.sum() / 15
     if aggregation == "sequence":
-        mean = (per_token.sum(1) / mask.sum(1)).mean()
+        mean = (per_token.sum(1) / np.maximum(mask.sum(1), 1)).mean()
     assert float(loss) == pytest.approx(mean)
     assert float(stats["kl"]) == pytest.approx(kl[mask].mean())  # the loss's own estimator
     assert float(stats["clip_fraction"]) == pytest.approx((low | high)[mask].mean())
-
-
-def test_a_response_without_tokens_counts_as_0():
-    """Otherwise an episode that drew nothing would make the whole step NaN."""
-    mask = torch.tensor([[True, True], [False, False]])
-    assert float(aggregate(torch.ones(2, 2), mask, 2, 2, "sequence")) == 0.5
 
 
 def test_the_constants_are_those_that_the_pages_state():

