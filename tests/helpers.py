@@ -48,14 +48,14 @@ TINY = dict(vocab_size=len(WORDS), hidden_size=32, intermediate_size=48, num_hid
             tie_word_embeddings=False)
 
 
-def tiny_lm(vocab=len(WORDS), eos=EOS, config=None):
+def tiny_lm(config=None, **changes):
     """Return a random two-layer Qwen2 with grouped keys, distributions far from uniform; or one of
     `config`."""
     from transformers import AutoModelForCausalLM, Qwen2Config
     with torch.random.fork_rng():
         torch.manual_seed(0)
         return AutoModelForCausalLM.from_config(
-            config or Qwen2Config(**{**TINY, "vocab_size": vocab, "eos_token_id": eos})).eval()
+            config or Qwen2Config(**{**TINY, **changes})).eval()
 
 
 def tiny_policy(adapters=("agent", "env"), live=True, chat=False, bos=False, dtype=torch.float32,

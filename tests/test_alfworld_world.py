@@ -148,14 +148,6 @@ def test_the_planners_commands_win_every_kind_of_goal_and_fail_with_one_left_out
 
 
 @needs_engine
-def test_every_base_and_held_out_task_can_be_won(world):
-    """Otherwise a run would begin with tasks that nobody can solve."""
-    for task in [*world.base_tasks(), *world.validation_tasks(), *world.validation_tasks("tuning")]:
-        parsed = world.parse_task(task.text, NO_SEED, 0)
-        assert (parsed.text, parsed.spec) == (task.text, task.spec)
-
-
-@needs_engine
 def test_an_episode_in_its_phrasing(world):
     """Otherwise the agent would not see what the engine says, or nonsense would do something."""
     task = world.parse_task(HOME, NO_SEED, 0)
@@ -175,59 +167,41 @@ def test_an_episode_in_its_phrasing(world):
 @needs_engine
 def test_attempts_that_take_turns_see_their_own_games(world):
     """Otherwise the one engine would show an attempt what another has done."""
-    tasks = world.base_tasks()[:3]
-    states, rng, observations = [world.start(task) for task in tasks * 2], random.Random(0), []
-    turns = [[] for _ in states]
-    for _ in range(8):
-        for i in rng.sample(range(len(states)), len(states)):
-            options = a.moment(tasks[i % 3].text, states[i]["commands"])["admissible_commands"]
-            turns[i].append(rng.choice([*options, "dance"]))
-            observations.append((i, world.respond(tasks[i % 3], states[i], turns[i][-1])))
-        a.moment.cache_clear()  # what was forgotten is played again
-    for i, own_turns in enumerate(turns):
+    one, two = world.base_tasks()[:2]
+    attempts = []
+    for task, turns in ((one, one), (one, two), (two, two)):
+        attempts.append((task, ["dance", *world.gold(turns).split("\n")]))
+    expected = []
+    for task, turns in attempts:
         # this attempt on its own, in an engine that has seen no other
         for function in (a.moment, a.first_moment, a.engine):
             function.cache_clear()
-        state = world.start(tasks[i % 3])
-        expected = [world.respond(tasks[i % 3], state, turn) for turn in own_turns]
-        assert [seen for j, seen in observations if j == i] == expected
-
-
-def some_text(rng, good):
-    """A text that the simulator might write: well-formed, mutated, or free in a good form."""
-    words = rng.choice(good).split()
-    if rng.random() < 0.2:
-        places = rng.sample(h.RECEPTACLES, rng.randint(1, 8))
-        goal, item, place = rng.choice([*a.GOALS]), rng.choice(h.OBJECTS[:4]), rng.choice(places)
-        parts = [f"put {goal} {item} in {place}"]
-        for place in places:
-            parts.append(f"{place} closed" if place in h.CLOSABLE else place)
-            parts += [f"{rng.choice(h.OBJECTS[:4])} in {place}" for _ in range(rng.randint(0, 1))]
-        return " . ".join(parts)
-    for _ in range(rng.randint(0, 3)):
-        odd = rng.choice([*h.OBJECTS, *h.RECEPTACLES, "(", ")", ".", "closed", "(:goal", "{x}"])
-        words[rng.randrange(len(words))] = odd
-    return " ".join(words)
+        state = world.start(task)
+        expected.append([world.respond(task, state, turn) for turn in turns])
+    observations, states = [[], [], []], [world.start(task) for task, _ in attempts]
+    for n in range(max(map(len, expected))):
+        for (task, turns), state, own in zip(attempts, states, observations):
+            own += [world.respond(task, state, turn) for turn in turns[n:n + 1]]
+        a.moment.cache_clear()  # what was forgotten is played again
+    assert observations == expected
 
 
 @needs_engine
-def test_a_thousand_texts_are_tasks_or_refused_in_time(world, monkeypatch):
+def test_odd_households_are_tasks_or_refused_in_time(world, monkeypatch):
     """Otherwise one odd text would end a run, or hold it up."""
-    rng, good = random.Random(0), [task.text for task in world.base_tasks()]
-    hostile = ["", "(" * 10_000, good[0] * 100, "put {obj} in {recep} .", "\0", "\ud800",
-               f"{good[0]} (:goal (and)))", "put #look.feedback# in drawer ."]
+    rng, good, reasons = random.Random(0), [task.text for task in world.base_tasks()], Counter()
     monkeypatch.setattr(sys, "argv", ["genenv.py"])
-    reasons = Counter()
-    for text in [*hostile, *(some_text(rng, good) for _ in range(1000))]:
+    for _ in range(300):
+        words, reason = rng.choice(good).split(), "a task"
+        words[rng.randrange(len(words))] = rng.choice([*h.OBJECTS, *h.RECEPTACLES, "(:goal", "{x}"])
         began = time.process_time()
         try:
-            world.parse_task(text, NO_SEED, 0)
-            reasons["a task"] += 1
-        except InvalidTask as reason:
-            reasons[str(reason)] += 1
-        assert time.process_time() - began < 2, text[:200]
-    assert set(reasons) - {"a task"} <= set(world.REASONS)
-    assert reasons["a task"] > 100 and reasons["unsolvable"] > 5
+            world.parse_task(" ".join(words), NO_SEED, 0)
+        except InvalidTask as error:
+            reason = str(error)
+        assert time.process_time() - began < 2, words
+        reasons[reason] += 1
+    assert {"a task", "unsolvable"} <= reasons.keys() <= {"a task", *world.REASONS}
     assert sys.argv == ["genenv.py"]  # the translator sets its own
 
 

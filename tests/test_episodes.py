@@ -14,7 +14,7 @@ OBSERVATIONS = [[30], [31, 32, EOS], [33, 34, 35, 36, 37]]  # one holds an EOS: 
 @pytest.fixture(scope="module")
 def ending():
     """One live policy whose turns end early, at different times."""
-    return tiny_policy(eos=ENDINGS)
+    return tiny_policy(eos_token_id=ENDINGS)
 
 
 def play(policy, G=6, T=80, **limits):

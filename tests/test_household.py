@@ -5,6 +5,7 @@ Run: python -m pytest tests/test_household.py -q
 import random
 from collections import Counter, deque
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -191,16 +192,11 @@ def test_what_the_base_model_is_shown_is_not_held_out(monkeypatch):
     assert not h.held_out_keys() & {h.key_of(task) for task in drawn}
 
 
-def test_demonstrations_slip_at_their_rate(monkeypatch):
-    """The base model would know everything, or nothing, of a rung."""
-    rng, hits = random.Random(0), Counter()
-    for task in WORLD.validation_tasks():
-        for _ in range(10):
-            hits[WORLD.category(task)] += WORLD.score(task, h.slip(task, rng))[0] / 150
-    assert hits["place"] > 0.9 > hits["clean"] > hits["hot"] > hits["cool"] > hits["both"]
+def test_a_demonstration_without_slips_succeeds(monkeypatch):
+    """Otherwise the base model would imitate what an agent, which sees less, cannot do."""
     monkeypatch.setattr(h, "KINDS", dict.fromkeys(h.KINDS, 0))
-    for task in WORLD.validation_tasks():  # without slips the expert, who sees less, succeeds
-        assert WORLD.score(task, h.slip(task, rng)) == (1.0, True)
+    for task in WORLD.validation_tasks():
+        assert WORLD.score(task, h.slip(task, random.Random(0))) == (1.0, True)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -216,14 +212,16 @@ def test_the_agent_does_not_see_what_lies_in_closed_receptacles():
 
 
 def test_play_scores_what_happened():
-    """Otherwise an episode would act in another task's household, or earn another's score."""
+    """Otherwise an episode would act in another task's household or earn another's score, or GRPO
+    would reinforce a control token, which no text shows."""
     other = h.solved("put egg in table . table . sink . egg in sink .")
     one, two = list(h.plan(TASK)), list(h.plan(other))
-    replies = [one, one[:1], two, one]
-    speaker, tasks = Speaker(replies), [TASK, TASK, other, other]
+    spoilt = two[-1] + " "
+    replies = [one, one[:1], two, [*two[:-1], spoilt]]
+    speaker, tasks = Speaker(replies, spoilt=[spoilt]), [TASK, TASK, other, other]
     rollouts, texts = play(WORLD, OPTIONS, speaker, "agent", tasks[1:3], 2, 1.0, None)
-    scores = [attempt_score(WORLD, *attempt)[:2] for attempt in zip(tasks, rollouts, texts)]
-    assert scores == [(1.0, True), (0.0, True), (1.0, True), (0.0, True)]
+    scores = [attempt_score(WORLD, *attempt) for attempt in zip(tasks, rollouts, texts)]
+    assert scores == [(1.0, True, 1.0), (0.0, True, 0.0), (1.0, True, 1.0), (0.0, False, 0.0)]
     # each attempt's observations are those of its own household; the one that ends it is None
     for task, reply, text in zip(tasks, replies, texts):
         turns_made = len(text[::2])
@@ -232,20 +230,14 @@ def test_play_scores_what_happened():
     assert transcript(rollouts[0], texts[0]).startswith("> go to counter\nyou see mug plate .\n")
 
 
-def test_an_attempt_out_of_turns_earns_nothing_and_may_be_well_formed():
-    """Otherwise a task that nobody solves in time would count as one that cannot be evaluated."""
-    text = ["go to counter", "you see mug plate ."]
-    scores = [attempt_score(WORLD, TASK, Rollout(0, [], [], limit=limit), text)
-              for limit in ("too many turns", "too many tokens")]
-    assert scores == [(0.0, True, 0.0), (0.0, False, 0.0)]
-
-
-def test_a_control_token_in_a_turn_earns_nothing():
-    """No text shows it: GRPO would reinforce it."""
-    plan = list(h.plan(TASK))
-    speaker = Speaker([plan], spoilt=plan[-1:])
-    [rollout], [text] = play(WORLD, OPTIONS, speaker, "agent", [TASK], 1, 1.0, None)
-    assert attempt_score(WORLD, TASK, rollout, text) == (0.0, False, 0.0)
+def test_an_attempt_that_met_a_limit_earns_nothing_and_counts_as_cut_off():
+    """Otherwise an agent that never comes to an end would look like one that answers wrongly, or a
+    task that nobody solves in time like one that cannot be evaluated."""
+    run = SimpleNamespace(world=WORLD)
+    text = [part for command in h.plan(TASK) for part in (command, "")]
+    for limit, valid in (("too many turns", True), ("too many tokens", False)):
+        trace = genenv.trace_of(run, TASK, Rollout(0, [], [], limit=limit), text)
+        assert (trace.reward, trace.valid, trace.truncated, trace.graded) == (0, valid, True, 0)
 
 
 def test_a_run_of_episodes_is_learnt_from(tmp_path, monkeypatch):
@@ -253,7 +245,7 @@ def test_a_run_of_episodes_is_learnt_from(tmp_path, monkeypatch):
     few = {split: tasks[:4] for split, tasks in h.held_out().items()}
     monkeypatch.setattr(h, "held_out", lambda: few)
     # a random model whose turns end early; it would earn nothing
-    lm = tiny_lm(vocab=len(h.WORDS), eos=list(range(1, 25)))
+    lm = tiny_lm(vocab_size=len(h.WORDS), eos_token_id=list(range(1, 25)))
     policy = Policy(lm, word_tokenizer(h.WORDS), rank=2)
     monkeypatch.setattr(h.World, "load_policy", lambda world: policy)
     monkeypatch.setattr(genenv, "attempt_score",

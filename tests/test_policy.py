@@ -39,7 +39,7 @@ def shared():
 @pytest.fixture(scope="module")
 def ending():
     """One live policy whose rollouts end early, at different times."""
-    return tiny_policy(eos=ENDINGS)
+    return tiny_policy(eos_token_id=ENDINGS)
 
 
 @pytest.fixture
@@ -420,9 +420,9 @@ def test_chat_template_gets_its_options_and_one_date(folder):
 def test_a_turn_ends_as_the_template_writes_it():
     """A model that names another end would never stop where its template does, and imitation would
     teach it an end that no prompt has."""
-    policy = tiny_policy(adapters=(), chat=True, eos=STOP)
+    policy = tiny_policy(adapters=(), chat=True, eos_token_id=STOP)
     assert policy.end_of_turn == [EOS] and policy.eos_ids == [STOP, EOS]
-    assert tiny_policy(adapters=(), eos=STOP).end_of_turn == [STOP]  # no template
+    assert tiny_policy(adapters=(), eos_token_id=STOP).end_of_turn == [STOP]  # no template
 
 
 def test_control_tokens_within_a_response_are_seen(shared):
@@ -491,7 +491,7 @@ def test_model_without_any_end_token_is_refused():
     """Every response would run to the limit."""
     tokenizer = toy_tokenizer()
     tokenizer.eos_token = None
-    user_error("end-of-sequence", Policy, tiny_lm(eos=None), tokenizer, adapters=())
+    user_error("end-of-sequence", Policy, tiny_lm(eos_token_id=None), tokenizer, adapters=())
 
 
 def test_code_in_a_model_folder_is_neither_asked_for_nor_run(folder, tmp_path, monkeypatch):

@@ -6,10 +6,9 @@ Run: python -m pytest tests/test_tool_calls.py -q
 import json
 
 import pytest
-import torch
 
 from genenv import Options
-from helpers import refused_with, user_error
+from helpers import refused_with, tiny_lm, user_error
 from model.chat import Chat
 from policy import Policy, Rollout
 from interaction import check_task
@@ -23,7 +22,7 @@ CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }
           "{% endfor %}{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}")
 
 
-def byte_tokenizer(template=CHATML, ordinary=()):
+def byte_tokenizer(ordinary=()):
     """Return a tokenizer of one token per byte, so that any text has ids and comes back from them.
     ordinary: added tokens that are not special."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
@@ -37,21 +36,15 @@ def byte_tokenizer(template=CHATML, ordinary=()):
         tokenizer_object=raw, pad_token="<pad>", eos_token="<|im_end|>",
         additional_special_tokens=marks[1:2], clean_up_tokenization_spaces=False)
     tokenizer.add_tokens(list(ordinary))
-    tokenizer.chat_template = template
+    tokenizer.chat_template = CHATML
     return tokenizer
 
 
-def chat_model(folder, template=CHATML, hidden=64):
+def chat_model(folder, hidden=64):
     """Save a small random Qwen2 chat model of V = 259 to `folder`; returns the folder as text."""
-    from transformers import Qwen2Config, Qwen2ForCausalLM
-    tokenizer = byte_tokenizer(template)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        lm = Qwen2ForCausalLM(Qwen2Config(
-            vocab_size=len(tokenizer), hidden_size=hidden, intermediate_size=2 * hidden,
-            num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
-            max_position_embeddings=8192, eos_token_id=tokenizer.eos_token_id,
-            pad_token_id=0, bos_token_id=None, initializer_range=0.1, tie_word_embeddings=False))
+    tokenizer = byte_tokenizer()
+    lm = tiny_lm(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=0,
+                 hidden_size=hidden, max_position_embeddings=8192, initializer_range=0.1)
     lm.save_pretrained(folder)
     tokenizer.save_pretrained(folder)
     return str(folder)

@@ -248,14 +248,6 @@ def test_an_answer_with_a_drawn_control_token_earns_nothing():
         (1.0, True, 1.0), (0.0, False, 0.0)]
 
 
-def test_an_attempt_that_met_a_limit_earns_nothing_and_counts_as_cut_off():
-    """Otherwise an agent that never comes to an end would look like one that answers wrongly."""
-    run, gold = SimpleNamespace(world=TEMPLATE), TEMPLATE.gold(OTHER)
-    for limit in ("too many turns", "too many tokens"):
-        trace = genenv.trace_of(run, OTHER, Rollout(0, [], [], limit=limit), gold)
-        assert (trace.reward, trace.truncated) == (0.0, True)
-
-
 def test_a_teachers_file_passes_the_same_checks(tmp_path):
     """Otherwise a teacher's file would be the one way for a held-out task to be trained on."""
     path, held_out = tmp_path / "teacher.jsonl", task_keys(TEMPLATE, HELD)
