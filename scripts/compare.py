@@ -23,7 +23,7 @@ TITLE = "Runs compared"
 NO_SETTING = "--seed", *map(flag, MAY_CHANGE)
 CAUTION = ("A difference of two runs says little, as seeds often differ by more: read means of "
            "several. Theirs have 95 % intervals over the seeds that both settings have.")
-FIGURES = ("Bars: standard errors over seeds. Where a run's report has several curves, the first is "
+FIGURES = ("Bars: standard errors over seeds. Of several curves in a run's report the first is "
            "compared: sampled answers, the simulator's KL.")
 
 

@@ -160,25 +160,25 @@ def load(run):
     that the run did not write.
     """
     path = run.folder / "checkpoint.pt"
-    if path.is_file():
-        saved = read(path)
-        check_origin(saved["origin"], run.origin, run.o.alpha_schedule)
-        last_epoch = saved["state"]["epoch"] - 1
-        if last_epoch > run.o.epochs:
-            raise UserError(f"--epochs is {run.o.epochs}: {run.folder} has already finished epoch "
-                            f"{last_epoch}")
-        check_files(run.folder, saved["files"])
-        with one_line(path, "does not fit the options in config.json"):
-            restore(run, saved)
-        sizes = {name: size for name, (size, _) in saved["files"].items()}
-    else:
+    if not path.is_file():
         check_nothing_to_lose(run.folder)
-        sizes = dict.fromkeys(FILES, 0)
+        for name in FILES:
+            (run.folder / name).unlink(missing_ok=True)
+        return
+    saved = read(path)
+    check_origin(saved["origin"], run.origin, run.o.alpha_schedule)
+    last_epoch = saved["state"]["epoch"] - 1
+    if last_epoch > run.o.epochs:
+        raise UserError(f"--epochs is {run.o.epochs}: {run.folder} has already finished epoch "
+                        f"{last_epoch}")
+    check_files(run.folder, saved["files"])
+    with one_line(path, "does not fit the options in config.json"):
+        restore(run, saved)
     # drop what was written after the checkpoint: that work is done again
-    for name, size in sizes.items():
+    for name, (size, _) in saved["files"].items():
         if (run.folder / name).is_file():
             os.truncate(run.folder / name, size)
-    if sizes["metrics.jsonl"]:  # empty until epoch 0 ends
+    if run.state.epoch:  # metrics.jsonl has no record until epoch 0 ends
         run.history = read_jsonl(run.folder / "metrics.jsonl")
     print(f"resumed {run.folder}: {run.state.epoch} of {run.o.epochs + 1} epochs, "
           f"{run.state.step} steps")

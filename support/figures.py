@@ -153,10 +153,11 @@ def was_measured(m, key) -> bool:
 # how it is drawn
 
 
-def canvas(unit: str, legend_lines: int):
-    """Return an empty figure and its axes, with epochs along x."""
+def canvas(unit: str, legend: str):
+    """Return an empty figure, with room for a legend, and its axes, with epochs along x."""
     # a page shows a point as about 1.2 pixels
-    figure = Figure(figsize=(4.6, 3.0 + 0.2 * legend_lines), layout="constrained")
+    height = 3.2 + 0.2 * legend.count("\n")
+    figure = Figure(figsize=(4.6, height), layout="constrained")
     axis = figure.subplots()
     axis.set_xlabel("epoch")
     axis.set_ylabel(printable(unit), parse_math=False)
@@ -170,7 +171,7 @@ def curves(lines: dict, unit: str, band=()):
     A name has the same colour in every figure. band: (epochs, its lower edge, its upper edge).
     """
     labels = [legend_label(name) for name in lines]
-    figure, axis = canvas(unit, legend_lines=sum(label.count("\n") + 1 for label in labels))
+    figure, axis = canvas(unit, legend="\n".join(labels))
     for index, (label, line) in enumerate(zip(labels, lines.values())):
         if not line:
             continue
@@ -187,7 +188,7 @@ def curves(lines: dict, unit: str, band=()):
     if unit == "share":
         axis.set_ylim(-0.02, 1.02)
     axis.grid(alpha=0.25)
-    add_legend(figure)
+    figure.legend(loc="outside upper left", frameon=False)
     return figure
 
 
@@ -199,17 +200,7 @@ def standard_error(values) -> float:
 
 
 def legend_label(name: str) -> str:
-    """Return a user's name for a legend, wrapped and never cut.
-
-    matplotlib hides labels that begin with "_", so a space is put before one.
-    """
+    """Return a user's name for a legend, wrapped and never cut."""
     lines = textwrap.wrap(printable(name), LEGEND_COLUMNS, break_on_hyphens=False)
-    label = "\n".join(lines) or " "
-    return f" {label}" if label.startswith("_") else label
-
-
-def add_legend(figure):
-    """Put the legend above the axes; a "$" in a name is not mathematics."""
-    legend = figure.legend(loc="outside upper left", frameon=False)
-    for text in legend.get_texts():
-        text.set_parse_math(False)
+    # matplotlib hides labels that begin with "_", and reads mathematics between "$"
+    return " " + "\n".join(lines).replace("$", r"\$")

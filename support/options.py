@@ -365,11 +365,8 @@ def check_models(o):
     """Check the combination of models, and the arguments of the chat template."""
     if o.env_model and not o.model:
         raise wrong_option("env_model", o.env_model, "it needs the agent's --model: give both")
-    with one_line("--chat-template-kwargs"):
-        kwargs = json.loads(o.chat_template_kwargs or "{}")
-    if not isinstance(kwargs, dict):
-        raise wrong_option("chat_template_kwargs", o.chat_template_kwargs,
-                           'must be a JSON object, such as {"enable_thinking": false}')
+    with one_line("--chat-template-kwargs", 'must be JSON such as {"enable_thinking": false}'):
+        dict(**json.loads(o.chat_template_kwargs or "{}"))
 
 
 def check_teacher(o):

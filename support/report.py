@@ -24,6 +24,9 @@ UNIMPORTANT = "out", "threads", "date", "code"
 READING = "Read held-out success first, then why: mixed groups, tasks in the band, their variety."
 EXPLANATION = ("Samples: a task, in grey the one it varies, a right answer, the best and worst "
                "attempt.")
+FACTS = {"held-out success": "validation", "held-out, greedy answers": "validation_greedy",
+         "success on generated tasks": "success_rate", "mixed groups": "mixed_share",
+         "of those possible": "mixed_of_possible", "alpha": "alpha"}
 TEXT_LIMIT = 900  # a page shows this many characters of a task or an attempt
 
 
@@ -79,28 +82,15 @@ def read_run(folder):
 def facts(metrics) -> dict:
     """Return {name: value as text} of a run's main figures, at its start and now."""
     first, last = metrics[0], metrics[-1]
-    second = metrics[:2][-1]
-    cpu_seconds = sum(m["cpu_seconds"] for m in metrics)
-    held_out = change(first, last, "validation", ".3f")
+    texts = {}
+    for name, key in FACTS.items():
+        texts[name] = f"{as_text(first[key], '.3f')} -> {as_text(last[key], '.3f')}"
     if sum(map(len, last["validation_rates"].values())) < FEW:
-        held_out += " (too few held-out tasks to measure with)"
-    mixed = change(first, last, "mixed_share", ".2f")
-    of_possible = change(first, last, "mixed_of_possible", ".2f")
-    names = ", ".join(f"{name} in {when}" for name, when, _ in warning_rows(metrics))
-    return {
-        "held-out success": held_out,
-        "held-out, greedy answers": change(first, last, "validation_greedy", ".3f"),
-        "success on generated tasks": change(first, last, "success_rate", ".2f"),
-        "mixed groups": f"{mixed}; of those possible {of_possible}",
-        "alpha, from epoch 1": change(second, last, "alpha", ".2f"),
-        "training, CPU time": duration(cpu_seconds),
-        "warnings": names or "none",
-    }
-
-
-def change(first, last, key, form) -> str:
-    """Return a metric's change between two records, as text."""
-    return f"{as_text(first[key], form)} -> {as_text(last[key], form)}"
+        texts["held-out success"] += " (too few held-out tasks to measure with)"
+    texts["training, CPU time"] = duration(sum(m["cpu_seconds"] for m in metrics))
+    warnings = [f"{name} in {when}" for name, when, _ in warning_rows(metrics)]
+    texts["warnings"] = "; ".join(warnings) or "none"
+    return texts
 
 
 def as_text(value, form: str) -> str:
@@ -126,10 +116,7 @@ def warning_rows(metrics) -> list:
     rows = []
     for name, texts in by_name.items():
         last = max(texts)
-        when = f"epoch {last}"
-        if len(texts) > 1:
-            when = f"{len(texts)} epochs from {min(texts)} to {last}"
-        rows.append((name, when, texts[last]))
+        rows.append((name, f"{len(texts)} of {len(metrics)} epochs, last {last}", texts[last]))
     return rows
 
 
