@@ -26,7 +26,7 @@ EXPLANATION = ("Samples: a task, in grey the one it varies, a right answer, the 
                "attempt.")
 FACTS = {"held-out success": "validation", "held-out, greedy answers": "validation_greedy",
          "success on generated tasks": "success_rate", "mixed groups": "mixed_share",
-         "of those possible": "mixed_of_possible", "alpha": "alpha"}
+         "mixed, of those possible": "mixed_of_possible", "alpha": "alpha"}
 TEXT_LIMIT = 900  # a page shows this many characters of a task or an attempt
 
 
