@@ -48,9 +48,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 # random models
 
 
-def random_model(sizes, quant, double):
-    """Return a random Qwen2 in bf16. quant: make the linear layers of its blocks NF4; double:
-    quantise their statistics too."""
+def random_model(sizes, quant):
+    """Return a random Qwen2 in bf16. quant: make the linear layers of its blocks NF4."""
     from transformers import AutoModelForCausalLM, Qwen2Config
     config = Qwen2Config(**sizes, tie_word_embeddings=False)
     with torch.device(DEVICE):
@@ -61,18 +60,18 @@ def random_model(sizes, quant, double):
         layers = lm.model.layers
         for name, module in list(layers.named_modules()):
             if isinstance(module, torch.nn.Linear):
-                layers.set_submodule(name, nf4_linear(module, double))
+                layers.set_submodule(name, nf4_linear(module))
         lm.is_loaded_in_4bit = True  # as the library's loader marks it; PEFT asks
     return lm
 
 
-def nf4_linear(linear, double):
+def nf4_linear(linear):
     """Return the 4-bit copy of a linear layer."""
     import bitsandbytes as bnb
     out = bnb.nn.Linear4bit(linear.in_features, linear.out_features, linear.bias is not None,
                             compute_dtype=torch.bfloat16, device="meta")
     weight = bnb.nn.Params4bit(linear.weight.data, requires_grad=False, quant_type="nf4",
-                               compress_statistics=double)
+                               compress_statistics=True)
     out.weight, out.bias = weight.to(DEVICE), linear.bias
     return out
 
@@ -87,8 +86,8 @@ class Bench:
     P: tokens of a prompt. T: tokens of a response, outside of an epoch's phases.
     """
 
-    def __init__(self, o, sizes, P, T, double=True):
-        lm = random_model(sizes, o.quant, double)
+    def __init__(self, o, sizes, P, T):
+        lm = random_model(sizes, o.quant)
         self.policy = Policy(lm, word_tokenizer(SPECIAL))
         self.V = lm.config.vocab_size
         self.policy.eos_ids = [self.V]  # never drawn
@@ -96,8 +95,7 @@ class Bench:
             torch.nn.init.normal_(p.data, std=0.02)  # adapters that do something
         self.policy.decoder = GraphDecoder  # on a CPU too, where it computes each step
         self.o, self.P, self.T = o, P, T
-        self.row = {"prompt": P, "response": T, "quant": o.quant, "double": double,
-                    "peak bytes": {}}
+        self.row = {"prompt": P, "response": T, "quant": o.quant, "peak bytes": {}}
 
     def measure(self, phase, *args):
         """Run a phase, one of the methods below, and add its seconds, peak memory and result to the
@@ -174,17 +172,6 @@ class Bench:
         self.policy.eos_ids = [self.V]
         return {"drawn": sum(r.tokens for r in rollouts), "room": self.policy.slot_steps}
 
-    def compiled(self, rows):
-        """Draw rollouts with compiled steps; the first such phase compiles."""
-        self.policy.decoder = CompiledDecoder
-        self.rollouts_at_once(rows)
-
-
-class CompiledDecoder(GraphDecoder):
-    """A decoder with compiled steps; without a GPU they are only traced (backend "eager")."""
-    _next = torch.compile(GraphDecoder._next, fullgraph=True, dynamic=True,
-                          backend="inductor" if DEVICE == "cuda" else "eager")
-
 
 def measure_all(*sizes) -> bool:
     """Print the figures of a preset, the most important first. Returns whether all were
@@ -197,8 +184,6 @@ def measure_all(*sizes) -> bool:
     for phase in bench.rollouts_at_once, bench.spread_lengths:
         for rows in (576, 256, 128, 64):
             bench.measure(phase, rows)
-    bench.measure(bench.compiled, 64)
-    bench.measure(bench.compiled, 64)
     return "error" not in str(bench.row)
 
 
@@ -216,10 +201,6 @@ def main(argv) -> int:
             o = replace(o, seed_tasks=2, env_batch=8, max_response_tokens=T, max_task_tokens=T)
         complete &= measure_all(o, sizes, P, T)
         gc.collect()  # its layers hold each other
-        if o.quant:
-            single = Bench(o, sizes, P, T, double=False)
-            single.measure(single.rollouts_at_once, G)
-            single.measure(single.rollouts_at_once, 64)
     return int(not complete)
 
 
