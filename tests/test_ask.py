@@ -6,6 +6,7 @@ import dataclasses
 import json
 
 import pytest
+import torch
 
 from data_pool import Task
 import genenv
@@ -130,8 +131,15 @@ def test_bad_input_is_one_line(run, tmp_path):
     user_error("'call_format'.*version", ask.Agent, tmp_path)
 
 
-def test_a_request_longer_than_the_model_reads_is_refused(run):
-    """Otherwise the model would answer noise, and nothing would show why."""
+def test_a_request_longer_than_the_model_reads_is_refused(run, monkeypatch):
+    """Otherwise the model would answer noise, and nothing would show why; or the memory that it
+    takes would end in a traceback."""
     agent = ask.Agent(run)
     assert agent(DENTIST)["response"]
     user_error("makes a prompt of", agent, "Put it on Friday. " * 500)
+
+    def too_large(*_, **limits):
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(agent.policy, "sample", too_large)
+    user_error("out of GPU memory", agent, DENTIST)

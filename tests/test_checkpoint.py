@@ -237,6 +237,17 @@ def test_an_edited_config_is_refused(edit, copy, capsys):
     assert contents(copy) == before
 
 
+def test_another_device_is_refused_and_a_longer_schedule_is_told(copy, capsys):
+    """Otherwise a run would silently continue with other rounding, or on another course."""
+    state = checkpoint.read(copy / "checkpoint.pt")
+    then = state["origin"]
+    origin.check_origin(then, {**then, "epochs": 9}, "linear")
+    assert "--epochs was 3 and is 9" in capsys.readouterr().out
+    then["fixed"]["the kind of device"] = "cuda"
+    checkpoint.write(copy / "checkpoint.pt", state)
+    one_line(capsys, resume(copy, "--epochs", "4"), "is cpu")
+
+
 @pytest.mark.parametrize("name", checkpoint.FILES[:1] + checkpoint.FILES[2:])
 def test_files_of_another_run_are_refused(name, copy, tmp_path, small_ladder, capsys):
     """Otherwise pools of one seed would be trained on under the weights of another."""
@@ -292,13 +303,20 @@ def test_an_adapter_is_held_against_its_bases_weights(tmp_path):
     user_error("trained on", check_base, tmp_path / "agent", other)
 
 
-def test_a_run_folder_is_one_programs(copy, capsys):
-    """Two programs in one folder would mix their files; the lock goes with its holder."""
+def test_a_run_folder_is_one_programs(copy, capsys, monkeypatch):
+    """Otherwise two programs would mix their files in one folder, and a disk without locks would be
+    blamed on another program."""
     with checkpoint.lock_folder(copy):
         before = contents(copy)
         one_line(capsys, resume(copy, "--epochs", "4"), "another program", copy)
         assert contents(copy) == before
-    checkpoint.lock_folder(copy).close()
+    checkpoint.lock_folder(copy).close()  # the lock goes with its holder
+
+    def no_locks(*_):
+        raise OSError("not supported")
+
+    monkeypatch.setattr(checkpoint.fcntl, "flock", no_locks)
+    user_error("cannot lock files", checkpoint.lock_folder, copy)
 
 
 @pytest.mark.parametrize("flag, value", [("--alpha", "0.4"), ("--epochs", "2")])

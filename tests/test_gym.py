@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from importlib.util import find_spec
 from types import SimpleNamespace
@@ -24,6 +25,7 @@ from helpers import refused_with, user_error
 from worlds import InvalidTask, NO_SEED, gym
 from interaction import attempt_score
 from policy import Rollout
+from scripts.export import compute_score
 
 library = pytest.mark.skipif(find_spec("reasoning_gym") is None,
                              reason="its users install it: worlds/README.md says how")
@@ -206,6 +208,14 @@ def test_graded_is_what_the_scorer_pays_for_a_nearly_right_answer(world):
     for answer, expected in (("6", (1.0, True, 1.0)), ("7", (0.0, True, 0.5))):
         text = f"<answer>{answer}</answer>"
         assert attempt_score(world, task, Rollout(0, [], []), text) == expected
+
+
+def test_a_trainer_scores_on_any_thread(world):
+    """Otherwise veRL, which scores on threads of its own, would get a traceback."""
+    truth = json.dumps(world.make("chain_sum", {}, 6).spec)
+    with ThreadPoolExecutor() as threads:
+        score = threads.submit(compute_score, "genenv/gym", "<answer>6</answer>", truth)
+    assert score.result() == 1
 
 
 def test_a_scorer_that_pays_more_than_one_pays_nothing():

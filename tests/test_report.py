@@ -119,7 +119,7 @@ def test_what_an_epoch_did_not_measure_is_not_drawn():
 
 def test_runs_are_compared_on_one_page(tmp_path):
     """Otherwise runs on other held-out tasks, or by other code, would be compared as equals."""
-    one = save(tmp_path / "one", [record(0), record(1)])
+    one = save(tmp_path / "_one $\\frac$", [record(0), record(1)])
     lower = record(1, validation=1 / 3, validation_rates={"inc": [0.5, 0.5, 0.0]})
     two = save(tmp_path / "two", [record(0), lower], code={"reward_bell": "a, then b"})
     other = save(tmp_path / "other", [record(0), record(1, validation_set="b")])

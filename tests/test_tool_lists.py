@@ -78,7 +78,8 @@ def test_names_of_all_kinds_are_taken():
 
 
 @pytest.mark.parametrize("cursors, is_whole", [
-    (["b2Zm"], False), (["b2Zm", None], True), (["b2Zm", "c3"], False), ([None], True)])
+    (["b2Zm"], False), (["b2Zm", None], True), (["b2Zm", "c3"], False),
+    ([None, "b2Zm"], True)])
 def test_a_list_whose_last_page_is_missing_is_noted(cursors, is_whole, tmp_path):
     """Otherwise an agent would train on the first page of an MCP server's functions."""
     pages = []

@@ -113,26 +113,28 @@ def test_merged_base_computes_what_base_and_adapter_did(command, model, tmp_path
 
 def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, command, tmp_path,
                                                                        monkeypatch, capsys):
-    """Otherwise a stop would cost the whole warm start, or end in another model."""
-    out, imitate = tmp_path / "model", warm_start.WarmStart.imitate
+    """Otherwise a stop, or too little memory, would cost the whole warm start or end in another
+    model, and a template that names the day would show two."""
+    out, imitate, days = tmp_path / "model", warm_start.WarmStart.imitate, []
 
     def stop_in(number):
         def imitate_or_stop(*args):
             if args[-1] == number:
-                raise KeyboardInterrupt
+                raise torch.OutOfMemoryError
+            days.append(args[0].world.o.date)
             return imitate(*args)
         monkeypatch.setattr(warm_start.WarmStart, "imitate", imitate_or_stop)
 
     stop_in(1)
-    assert genenv.main([*command, str(out)]) == 130
+    one_line(capsys, genenv.main([*command, str(out)]), "out of GPU memory")
     assert not (out / "model.safetensors").exists()
-    capsys.readouterr()
     one_line(capsys, genenv.main([*command, str(out), "--seed", "1"]), "other settings")
+    monkeypatch.setattr(warm_start.time, "strftime", lambda form: "2026-01-02")
     stop_in(0)  # the pass that was kept is not made again
     assert genenv.main([*command, str(out)]) == 0
     assert (out / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
     first, second, _ = json.loads((out / "warm_start.json").read_text())["nats_per_token"]
-    assert second < first
+    assert second < first and len(set(days)) == 1
 
 
 def test_refusals_are_one_line(done, command, tmp_path, capsys):

@@ -41,7 +41,7 @@ OPTIONS = dict(  # no default anywhere: a constant instead of an option is seen
 RECORDED = [
     (Policy, "sample"), (TrainPool, "sample"), (curriculum, "select_seed_tasks"),
     (genenv, "read_written"), (genenv, "play"), (genenv, "interact"), (genenv, "grpo_update"),
-    (genenv, "rwr_update"), (genenv, "end_epoch")]
+    (genenv, "rwr_update"), (genenv, "note_refused"), (genenv, "end_epoch")]
 
 
 @pytest.fixture(scope="module")
@@ -308,6 +308,11 @@ def test_an_epoch_is_recorded_as_it_went(recording):
         assert figures["written"] == len(reasons)
         assert figures["invalid"] == {x: reasons.count(x) for x in reasons if x}
     assert [r["validated"] for r in recording.run.history] == [0, 0, 0, 3, 4]
+    # a refused text is shown beside its own seed task
+    refused = []
+    for read in of(recording.calls, "read_written"):
+        refused += [(read.seed_tasks[w.rollout.group], w.text) for w in read.result if not w.task]
+    assert [(c.seed_task, c.text) for c in of(recording.calls, "note_refused")] == refused
 
 
 # ---------------------------------------------------------------------------------------------
