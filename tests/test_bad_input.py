@@ -38,7 +38,8 @@ def alpha_broken(c):
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_line_names_what_to_change(name, tmp_path, capsys, monkeypatch):
-    """Before anything is written, and without a traceback."""
+    """Otherwise a mistake in a command would be a traceback, or be found after files were
+    written."""
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"task": "Who?", "reference": "I"}\n{"te')
     monkeypatch.setattr(curriculum, "alpha_broken", alpha_broken, raising=False)

@@ -57,7 +57,7 @@ def copy(quiet_run, tmp_path):
 
 
 def test_two_epochs_and_one_more_equal_three(quiet_run, tmp_path, small_ladder):
-    """Metrics, pools, adapters."""
+    """Otherwise metrics, pools or adapters would depend on how often a run was resumed."""
     assert run(tmp_path / "two", small_ladder, 2) == 0
     assert resume(tmp_path / "two", "--epochs", "3") == 0
     same_run(quiet_run, tmp_path / "two")
@@ -68,7 +68,8 @@ def test_two_epochs_and_one_more_equal_three(quiet_run, tmp_path, small_ladder):
     (signal.SIGINT, "interact", 1), (signal.SIGINT, "interact", 4),
     (signal.SIGTERM, "update_environment", 1)])
 def test_a_signal_loses_nothing(quiet_run, tmp_path, small_ladder, number, name, call, monkeypatch):
-    """A signal ends the run after the step, or the epoch, and resumed it equals the quiet one."""
+    """Otherwise a run would not end after its step or epoch, or would be another run once
+    resumed."""
     calls, real = [], getattr(genenv, name)
 
     def interrupted(*args):
@@ -100,8 +101,8 @@ def in_child(command) -> int:
 
 @pytest.mark.parametrize("nth", [2, 3], ids=["first", "second"])
 def test_killed_while_saving(nth, quiet_run, tmp_path, small_ladder):
-    """SIGKILL before a checkpoint takes its name, after config.json has: the first, or another. All
-    other files know more than the last checkpoint then."""
+    """Otherwise a kill just before a checkpoint takes its name, when all other files know more than
+    the last one, would cost the run or repeat what it wrote."""
     out, real, calls = tmp_path / "r", os.replace, []
 
     def die(*args):
@@ -167,7 +168,7 @@ def flipped(data):
     ("checkpoint.pt", None),  # not copied
     ("checkpoint.pt", flipped)])
 def test_a_damaged_folder_is_refused_and_left_as_it_is(name, damage, copy, capsys):
-    """The run would go on from other numbers, or begin again over what is there."""
+    """Otherwise a run would continue from other numbers, or begin again over what is there."""
     path = copy / name
     if damage:
         path.write_bytes(damage(path.read_bytes()))
@@ -326,7 +327,8 @@ def test_an_option_that_matters_cannot_change(flag, value, copy, capsys):
 
 
 def test_another_file_of_tasks_or_model_is_refused(tmp_path, small_ladder, capsys):
-    """The same path with other contents would be another run from there on."""
+    """Otherwise a file with the same path and other contents would make it another run from there
+    on."""
     model, teacher = tmp_path / "model", tmp_path / "teacher.jsonl"
     shutil.copytree(small_ladder, model)
     teacher.write_text('{"text": "1 s1 inc"}\n{"text": "2 s1 inc"}\n')

@@ -16,7 +16,7 @@ STEP = {"id": "x", "game": "x", "category": "valid_seen/pick", "observation": "o
     (r"\boxed{go to desk 1}, or \boxed{look}", 0, 1, 1), (r"\boxed{fly}", 0, 0, 0),
     ("<think></think><action>go to desk 1</action>", 0, 0, 0)])
 def test_score_is_exact_with_softer_scores_in_extra(response, ok, admissible, acts):
-    """A softer score would stand in the table under the paper's name."""
+    """Otherwise a softer score would appear in the table under the paper's name."""
     verdict = alfworld.score(STEP, response)
     assert (verdict.ok, verdict.score) == (bool(ok), float(ok))
     assert (verdict.extra["admissible"], verdict.extra["acts"]) == (admissible, acts)
@@ -24,7 +24,7 @@ def test_score_is_exact_with_softer_scores_in_extra(response, ok, admissible, ac
 
 
 def test_prompt_shows_the_past_and_the_options_but_not_the_answer():
-    """The expert's command would be copied."""
+    """Otherwise a model could copy the expert's command."""
     record = {**STEP, "expert": "secret", "history": [("go to bed 1", "You see a pen 1.")]}
     text = alfworld.prompt(record)[-1]["content"]
     assert "> go to bed 1\nYou see a pen 1." in text and "go to desk 1\nlook" in text
@@ -48,7 +48,7 @@ class Simulator:
     ([r"\boxed{look}", r"\boxed{Win}", "no more"], True, ["look", "win"]),
     ([r"\boxed{look}"] * 60, False, ["look"] * 50), (["look", None], False, ["look"])])
 def test_a_game_is_played_until_it_is_won_or_too_long(monkeypatch, replies, won, commands):
-    """A game would be lost that was won, or never end."""
+    """Otherwise a game that was won would count as lost, or never end."""
     monkeypatch.setattr(alfworld, "_simulator", lambda: lambda path: Simulator())
     monkeypatch.setattr(alfworld, "game_file", lambda folder, game: game)
     left = iter(replies)

@@ -20,7 +20,7 @@ CALL = json.dumps(GOLD)
     # JSON that is not a container ends the scan
     (f"42\n{CALL}", False), (CALL.replace("t1", " t1"), False)])
 def test_toolrl_rule(text, ok):
-    """Right calls would earn nothing."""
+    """Otherwise right calls would earn nothing."""
     verdict = api_bank.score({"gold": GOLD}, text)
     assert verdict.ok == ok, verdict.reason
 
@@ -35,7 +35,7 @@ def test_toolrl_rule(text, ok):
     ("DeleteMeeting", {"time": "t"}, "time='t'", False),
     ("RegisterUser", {"username": "foo"}, "username='foo'", False)])
 def test_damo_rule(name, parameters, arguments, ok):
-    """The official check's own quirks, which few models meet."""
+    """Otherwise the official check's own quirks would be missing, and the score be another one."""
     declared = {key: type(value).__name__ for key, value in parameters.items()}
     record = {"gold": {"name": name, "parameters": parameters}, "parameters": declared,
               "accounts": {"foo"}}

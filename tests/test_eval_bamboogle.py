@@ -12,12 +12,12 @@ from eval import bamboogle
     ("<response> james madison", True), ("<think>t</think> James Madison", True),
     ("James Madison", True), ("James Madison</think>B", False)])
 def test_the_first_response_is_the_answer(text, ok):
-    """Thinking would be scored, or a right answer be lost."""
+    """Otherwise thinking would be scored, or a right answer would be lost."""
     assert bamboogle.score({"answer": "James Madison"}, text).ok == ok
 
 
 def test_searchr1_wants_two_answers_in_a_transcript_and_takes_the_last():
-    """One of them is the example in its prompt, which a response alone does not have."""
+    """Otherwise the example in its prompt would be taken for the answer."""
     text = "<answer>A</answer> x <answer> B </answer>"
     assert bamboogle.extract_searchr1(text) == "B"
     assert bamboogle.extract_searchr1(text[:18]) is None

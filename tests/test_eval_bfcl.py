@@ -34,7 +34,7 @@ def accepted(kind, listed, texts):
     ("[f(a=g(1), b=g(c=1), d=x[0], e=...)]",
      [("f", {"a": "g(1)", "b": {"g": {"c": 1}}, "d": "x[0]", "e": "..."})])])
 def test_decode(text, calls):
-    """Values would be others than the official decoder's."""
+    """Otherwise values would differ from the official decoder's."""
     assert bfcl.decode(text) == calls
 
 
@@ -43,13 +43,13 @@ def test_decode(text, calls):
     "[f(a=[i for i in x])]", "[f(a=[*b])]", "[f(a={[]: 1})]", "[f(a=1/0)]",
     "[f(a=len('abc') + 1)]", "[f(a=10**101)]"])
 def test_undecodable(text):
-    """Model text would be evaluated, or end the evaluation."""
+    """Otherwise model text would be evaluated, or end the evaluation."""
     with pytest.raises(bfcl.Undecodable):
         bfcl.decode(text)
 
 
 def test_reasoning_before_the_answer_is_neither_a_call_nor_in_the_way_of_one():
-    """Right calls after a thought earned nothing, and wrong ones passed as refusals."""
+    """Otherwise right calls after a thought would earn nothing, and wrong ones pass as refusals."""
     block = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     for thought in ("<think>\n\n</think>\n\n", "[f(a=2)]</think>",
                     f"<think>{block}</think>\n<think>or [f(a=2)]?</think>\n"):
@@ -63,7 +63,7 @@ def test_reasoning_before_the_answer_is_neither_a_call_nor_in_the_way_of_one():
 
 
 def test_rule_1_number_and_choice_of_calls():
-    """A call would count twice, or another function's call pass."""
+    """Otherwise a call would count twice, or another function's call would pass."""
     rec = record({"a": "integer"}, {})
     rec["ground_truth"] = [{"f": {"a": [1, 2]}}, {"f": {"a": [1]}}]
     assert passes(rec, "[f(a=2), f(a=1)]")
@@ -73,7 +73,7 @@ def test_rule_1_number_and_choice_of_calls():
 
 
 def test_rule_2_names_and_presence():
-    """Calls with arguments of their own would pass."""
+    """Otherwise calls with arguments of their own invention would pass."""
     rec = record({"a": "integer", "b": "string", "c": "integer"},
                  {"a": [1], "b": ["x", ""], "d": [2, ""]}, ["a"], name="m.f")
     assert passes(rec, "[m.f(b='x', a=1)]")
@@ -102,14 +102,14 @@ TWO = [[{"k": [1]}, {"k": [2]}]]
     ("dict", [{"k": ["A b"], "n": [1, ""]}], ["{'k': 'ab'}"], ["{'n': 1}", "{'k': 'ab', 'z': 1}"]),
     (DICTS, TWO, ["[{'k': 1}, {'k': 2}]"], ["[{'k': 2}, {'k': 1}]", "[{'k': 1}]"])])
 def test_rules_3_to_6_types_and_values(kind, listed, right, wrong):
-    """The official checker's notion of an equal value."""
+    """Otherwise values would be equal that the official checker tells apart, or the reverse."""
     assert accepted(kind, listed, right + wrong) == right
 
 
 @pytest.mark.parametrize("text, called", [
     ("No function fits.", False), ("[]", False), ("g()", True)])
 def test_rule_7_relevance(text, called):
-    """A refusal would count as a call."""
+    """Otherwise a refusal would count as a call."""
     rec = record({}, {}, category="irrelevance")
     assert passes(rec, text) != called
     assert passes({**rec, "category": "live_relevance"}, text) == called
@@ -139,17 +139,17 @@ def turn(tmp_path):
     ((CD, CAT, "touch(file_name='c')"), False), ((CD, CAT, "rm(file_name='a.txt')", TOUCH), False),
     ((CD, CAT, TOUCH, *["pwd()"] * 200), False)])
 def test_turn_rule(calls, ok, turn):
-    """Turns would be scored otherwise than by the simulator."""
+    """Otherwise turns would be scored differently than by the simulator."""
     assert bfcl.score(turn, "[" + ", ".join(calls) + "]").ok == ok
 
 
 def test_the_steps_of_a_turn_count_together(turn):
-    """Of an answer in several steps the first alone would count."""
+    """Otherwise only the first step of an answer in several steps would count."""
     assert bfcl.score(turn, [f"[{CD}]", "Reading.", f"[{CAT}, {TOUCH}]"]).ok
 
 
 def test_safe_call_lets_plain_data_through_only():
-    """The executor evaluates what it is given: model text would run."""
+    """Otherwise model text would run, as the executor evaluates what it is given."""
     names = {"cat"}
     assert bfcl.safe_call(("cat", {"a": [1, {"b": "x('y')"}], "c": None}), names) \
         == "cat(a=[1, {'b': \"x('y')\"}], c=None)"

@@ -211,6 +211,8 @@ TRAPS = [text.replace("CODE", "__import__('os').system('touch MADE')") for text 
 
 @pytest.mark.parametrize("bench", harness.BENCHES)
 def test_hostile_responses_never_crash_take_long_pass_or_execute(bench, data, tmp_path):
+    """Otherwise one response would end an evaluation, hold it up, earn a score or run as a
+    program."""
     module, made = harness.MODULES[bench], tmp_path / "made-by-model-text"
     record = records(data, bench)[0]
     for text in [*HOSTILE, *(trap.replace("MADE", str(made)) for trap in TRAPS)]:
@@ -222,6 +224,7 @@ def test_hostile_responses_never_crash_take_long_pass_or_execute(bench, data, tm
 
 
 def test_bad_input_is_one_line(data, capsys):
+    """Otherwise a missing or torn file would be a traceback."""
     torn = right_file(data, "bamboogle")
     torn.write_text(torn.read_text()[:-5])
     write(data / "bad" / "bamboogle" / "bamboogle.json", '[{"Question": "Who?"}]')
@@ -273,6 +276,7 @@ def evaluated(data, tmp_path, monkeypatch):
 
 
 def test_long_prompts_and_cut_responses_fail_and_are_counted(evaluated):
+    """Otherwise a limit would lower a score and nothing would show why."""
     code, summary, policy = evaluated("--max-prompt", 300, "--max-new", 4)
     assert code == 0 and summary["score"] == 0.0
     assert summary["cut_or_missing"] == len(policy.asked) == 8 - summary["prompts_too_long"] < 8
@@ -280,6 +284,7 @@ def test_long_prompts_and_cut_responses_fail_and_are_counted(evaluated):
 
 
 def test_an_interrupted_run_continues_where_it_stopped(evaluated, data, tmp_path):
+    """Otherwise a stop would cost all responses so far, or leave one out."""
     code, summary, _ = evaluated(stop_after=6)
     path, = tmp_path.glob("*.jsonl")
     assert code == 130 and summary is None and len(read_jsonl(path)) == 6
@@ -304,7 +309,7 @@ def test_a_template_that_names_the_day_has_results_of_each_day(model, data, tmp_
 
 
 def test_whole_games_are_scored_by_who_won_them(evaluated, monkeypatch):
-    """Here any answer wins a game; the prompt of the first is too long for one."""
+    """Otherwise a game whose prompts became too long would count as won, or as another split's."""
     def episodes(data, respond, games):
         for game, text in zip(games, respond(list(map(alfworld.prompt, games)))):
             yield {"id": game["id"], "won": text is not None, "reason": "lost", "commands": []}
@@ -316,6 +321,8 @@ def test_whole_games_are_scored_by_who_won_them(evaluated, monkeypatch):
 
 @pytest.mark.slow
 def test_a_random_chat_model_runs_all_five_and_so_does_its_adapter(model, data, tmp_path):
+    """Otherwise a benchmark could not be run on a real model, or would be run without the
+    adapter."""
     policy = Policy.load(model, adapters=("agent",))
     randomise(policy, scale=1.0)
     policy.save_adapters(tmp_path)
@@ -341,12 +348,15 @@ DECIDED = {"alfworld": 1554, "api_bank": 2796, "bamboogle": 703, "bfcl": 2816, "
 @needs_data
 @pytest.mark.parametrize("bench", harness.BENCHES)
 def test_recorded_official_verdicts_are_met(bench):
+    """Otherwise our scores would not be the official ones."""
     kinds = verify.agreement(bench, SHARED / "golden" / f"{bench}.jsonl", SHARED)
     assert verify.print_agreement(kinds) == 0
     assert sum(map(len, kinds.values())) == DECIDED[bench]
 
 
 def test_a_missed_rate_or_nothing_decided_is_exit_code_1():
+    """Otherwise a comparison of verdicts that fails, or decides nothing, would pass as
+    agreement."""
     assert verify.print_agreement({"a": [True], "damo_exec": [True] * 99 + [False]}) == 0
     for kinds in ({"a": [True], "b": [False]}, {}):
         assert verify.print_agreement(kinds) == 1
@@ -357,7 +367,7 @@ def test_a_missed_rate_or_nothing_decided_is_exit_code_1():
 
 
 def test_evaluated_requests_are_refused_as_base_tasks(tmp_path):
-    """Here the training query has the words of the evaluated one."""
+    """Otherwise a model would train on the words of a request that it is evaluated on."""
     plan = [{"days": 1, "current_city": "Reno"}]
     tiny_travelplanner(tmp_path / "travelplanner", annotated_plan=[{}, plan])
     out = tmp_path / "base.jsonl"
@@ -369,6 +379,6 @@ def test_evaluated_requests_are_refused_as_base_tasks(tmp_path):
 @needs_data
 @pytest.mark.parametrize("bench, count", [("travelplanner", 45), ("bfcl", 1800)])
 def test_base_tasks_and_evaluation_are_disjoint(bench, count):
-    """They are refused otherwise."""
+    """Otherwise a benchmark would yield no base tasks, as shared ones are refused."""
     tasks, _ = make_base.base_tasks(bench, SHARED)
     assert len(tasks) >= count

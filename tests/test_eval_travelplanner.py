@@ -62,7 +62,7 @@ def wishes(**values):
 
 
 def test_a_good_plan_passes_and_costs_what_it_should():
-    """Every other test here changes this plan."""
+    """Otherwise every other test here would change a plan that fails anyway."""
     verdict = judge()
     assert verdict["final_pass"] and failed(verdict) == set()
     # flights 70 + 30 and meals 10 + 20 + 5 + 8 + 9 for three, two rooms for two nights
@@ -86,12 +86,12 @@ ABSENT, NIGHTS = "is_not_absent", "is_valid_accommodation"
     (set(), {"accommodation_1": "o, Reno", "accommodation_2": "Lo, Reno"}),
     (set(), {"breakfast_3": "Inn, Home"})])  # an inn of the same name in another city
 def test_commonsense_rules(names, fields):
-    """Plans would pass that the official evaluator fails, and the other way round."""
+    """Otherwise plans would pass that the official evaluator fails, or the reverse."""
     assert failed(judge(changed(**fields))) == names
 
 
 def test_both_versions_of_the_within_city_rule():
-    """The figure of one version would stand under the other's name."""
+    """Otherwise the figure of one version would appear under the other's name."""
     # every letter of "Reno" occurs: only the repaired rule notices the other city
     plan = changed(lunch_2="Mum, Home", accommodation_2="Loft, Otto", transportation_2="R, n, o, e")
     old, fixed = judge(plan)["commonsense"], judge(plan, fixed=True)["commonsense"]
@@ -103,7 +103,7 @@ def test_both_versions_of_the_within_city_rule():
 
 
 def test_completeness_counts_all_keys_but_divides_by_six():
-    """As the official evaluator does: a plan half empty would be another one."""
+    """Otherwise plans would pass as complete that the official evaluator finds half empty."""
     base = {"current_city": "from Home to Home", "transportation": "Bus", "breakfast": "-",
             "lunch": "-", "dinner": "-", "attraction": "-", "accommodation": "x"}
     query = {**QUERY, "days": 1, "visiting_city_number": 0}
@@ -119,7 +119,7 @@ def test_completeness_counts_all_keys_but_divides_by_six():
     (changed(transportation_1="flight number: F1, from Home to Reno"), "IndexError"),
     (changed(transportation_2="Flight Number: Reno"), "ValueError")])
 def test_crashes_of_the_official_evaluator_are_failures(plan, crash):
-    """One odd plan would end the evaluation."""
+    """Otherwise one odd plan would end the evaluation, or pass it."""
     verdict = judge(plan)
     assert verdict["crash"].startswith(f"commonsense: {crash}")
     assert verdict["delivered"] and not verdict["final_pass"] and verdict["commonsense"] is None
@@ -134,14 +134,14 @@ def test_crashes_of_the_official_evaluator_are_failures(plan, crash):
     (wishes(cuisine=["Indian", "Mexican"]), {"valid_cuisine"}),
     (wishes(transportation="no flight"), {"valid_transportation"})])
 def test_hard_rules(limits, names):
-    """A plan over the budget, or against a wish, would pass."""
+    """Otherwise a plan over the budget, or against a wish, would pass."""
     verdict = judge(**limits)
     assert failed(verdict) == names and verdict["commonsense_pass"]
     assert verdict["final_pass"] != bool(names)
 
 
 def test_road_costs_round_down_and_count_cars():
-    """Totals would be others than the official ones."""
+    """Otherwise totals would differ from the official ones."""
     day = {"current_city": "from Home to Reno"}
     assert tp._trip_cost(day, "Self-driving", 3, DB) == 9  # int(193 * 0.05), from current_city
     assert tp._trip_cost(day, "Self-driving, from Reno to Home", 6, DB) == 20  # two cars
@@ -157,20 +157,21 @@ DUMP = json.dumps(PLAN)
     DUMP.replace("current_city", "Current City"), f"Sure: {DUMP} bye",
     f'<think>[{{"a": 1}}] hm</think> My plan is\n```json\n{DUMP}\n```\n[done]'])
 def test_plans_are_read_from_many_forms(text):
-    """A model's plan would be lost for how it is wrapped."""
+    """Otherwise a model's plan would be lost because of how it is wrapped."""
     assert tp.parse_plan(text) == PLAN
 
 
 @pytest.mark.parametrize("text", ["No.", "[{}]", "[1, 2]", '"[]"', DUMP[:-5], "[{'a': open('x')}]"])
 def test_other_texts_hold_no_plan(text):
-    """They would count as delivered."""
+    """Otherwise they would count as delivered."""
     assert tp.parse_plan(text) is None
 
 
 # ------------------------------------------------------------------- a data folder on disk
 
 def test_base_task_and_score_on_disk(tmp_path):
-    """A base task stays solvable as its plan solves it; the score is the mean of four rates."""
+    """Otherwise a base task could not be solved as its plan solves it, or the score would not be
+    the mean of four rates."""
     tiny_travelplanner(tmp_path, annotated_plan=[{}, PLAN + [{}]])
     (train,), (test,) = tp.load(tmp_path, "train"), tp.load(tmp_path)
     task = tp.base_task(train)

@@ -28,7 +28,7 @@ class Here:
 
 
 def test_a_suite_goes_on_where_it_stopped(tmp_path, monkeypatch, small_ladder):
-    """A finished run would be made again, or one with other settings counted."""
+    """Otherwise a finished run would be made again, or one with other settings would count."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiments.subprocess, "Popen", Here)
     monkeypatch.setitem(experiments.BASES, "ladder", ["--model", small_ladder])
@@ -56,6 +56,7 @@ OURS, OTHER = curve([0, .2, .4, .6, .8], 2), curve([0, .1, .2, .3, .4], 1)
 
 
 def test_interval_and_equal_time_by_hand():
+    """Otherwise EXPERIMENTS would report other intervals, or compare runs of unequal cost."""
     # n = 3: mean 2, s = 1, t = 4.303
     assert interval([1, None, 2, 3]) == "+2.000 (-0.484 to +4.484)"
     assert interval([None]) == "-"
@@ -69,7 +70,7 @@ def test_interval_and_equal_time_by_hand():
 
 
 def test_the_tables_of_the_cross_by_hand():
-    """A cell may lack seeds, or have none yet."""
+    """Otherwise a table would hold other means than it says, or fail on a cell without seeds."""
     runs = [("genenv, share 1", 0, OURS), ("random, share 1", 0, OTHER),
             ("random, share 1", 1, OTHER)]
     records = [dict(name=name, seed=seed, metrics=metrics) for name, seed, metrics in runs]

@@ -20,7 +20,7 @@ TOOLS = ["--world", "tool_calls", "--model", "m", *EXAMPLE_LIST]
 @pytest.mark.parametrize("argv, source", [(["--world", "ladder"], "genenv/ladder"),
                                           (TOOLS, "genenv/tool_calls")])
 def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path, capsys):
-    """Another trainer would train on other tasks, or by other rewards."""
+    """Otherwise another trainer would train on other tasks, or by other rewards."""
     o = parse_options(argv)
     world = load_world(o.world)(o)
     (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(o)))

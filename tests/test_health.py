@@ -55,13 +55,13 @@ SICK = {  # name: (last epochs with these fields, fields, the one warning)
 
 @pytest.mark.parametrize("name", SICK)
 def test_a_simulator_that(name):
-    """... raises its own warning and no other."""
+    """Otherwise what goes wrong would raise no warning, or raise another one as well."""
     n, fields, keyword = SICK[name]
     assert set(warnings_of(epochs(n, **fields))) == {keyword}
 
 
 def test_a_healthy_run_and_chance_raise_no_warning():
-    """One bad estimate says nothing yet; nor does a variant without a simulator."""
+    """Otherwise one bad estimate, or a variant without a simulator, would raise a false alarm."""
     none = dict(written=0, skill_entropy=None, **dict.fromkeys(
         ("env_kept", "env_steps", "env_capped", "env_skipped_steps", "env_kl")))
     assert warnings_of(epochs()) == warnings_of(epochs(6, **none), variant="static") == []
@@ -69,7 +69,7 @@ def test_a_healthy_run_and_chance_raise_no_warning():
 
 
 def test_entropy_is_of_drawn_tokens_alone():
-    """Observations of an episode are read, not drawn."""
+    """Otherwise observations, which are read and not drawn, would count in the entropy."""
     rollouts = [Rollout(0, [1], [2, 3, 4], [-1.0, -9.0, -2.0], "", [True, False, True]),
                 Rollout(0, [1], [2], [-0.5])]
     assert measure.sampled_nats(rollouts) == 3.5

@@ -35,7 +35,7 @@ def turns(task, *commands):
 
 
 def test_an_episode_in_its_phrasing():
-    """The world would say something else than it does."""
+    """Otherwise the world would answer differently than it claims to."""
     assert turns(TASK, "look", "go to counter", "take mug from counter", "go to sink",
                  "clean mug with sink", "go to drawer", "open drawer", "put mug in drawer") == [
         "you see nothing .", "you see mug plate .", "you take mug .", "you see nothing .",
@@ -56,7 +56,7 @@ CARRY = ["go to counter", "take mug from counter"]
     ([*CARRY, "go to sink"], "heat mug with sink"),
     ([], "go to fridge")])                                   # not in this household
 def test_commands_that_do_nothing(before, command):
-    """A precondition would be forgotten, and goals be reached by it."""
+    """Otherwise a precondition would be forgotten, and goals would be reached by it."""
     state = h.start(TASK)
     for earlier in before:
         assert h.respond(TASK, state, earlier) not in (None, "nothing happens .")
@@ -68,19 +68,19 @@ def test_commands_that_do_nothing(before, command):
     "", "go to", "go to moon", "take counter from mug", "go mug to counter",
     "go to counter and open drawer"])
 def test_what_is_not_a_command_does_nothing_and_twice_ends_the_episode(text):
-    """Nonsense would crash the episode, or be taken for a command."""
+    """Otherwise nonsense would crash the episode, or be taken for a command."""
     assert turns(TASK, text, text) == ["nothing happens .", None]  # patience is at an end
     assert WORLD.score(TASK, [text]) == (0.0, False)
 
 
 def test_endless_looking_ends_and_what_changes_something_starts_the_count_anew():
-    """A loop of `look` would hold its rollout until the token limit, every time."""
+    """Otherwise a loop of `look` would hold its rollout until the token limit, every time."""
     assert turns(TASK, "look", "look") == ["you see nothing .", None]
     assert None not in turns(TASK, *["go to sink", "look", "go to counter", "look"] * 50)
 
 
 def test_the_goal_needs_place_treatment_and_every_object():
-    """Half a goal would earn the whole reward."""
+    """Otherwise half a goal would earn the whole reward."""
     task = h.solved("put hot egg and cup in table . table . sink . egg in sink . cup in sink . "
                     "microwave .")
     plan = list(h.plan(task))
@@ -111,7 +111,7 @@ def shortest(spec):
 
 
 def test_plans_are_as_short_as_brute_force_finds():
-    """task_length and solvability would be wrong where the planner prunes too much."""
+    """Otherwise task_length and solvability would be wrong wherever the planner prunes too much."""
     rng = random.Random(3)
     texts = ["put cool egg and hot cup in sink . sink . egg in sink . fridge closed . "
              "cup in fridge . microwave .",
@@ -142,12 +142,13 @@ MANY = " . ".join(f"{thing} in counter" for thing in h.OBJECTS[:7])
     ("put cool egg and hot cup in box . box closed . desk . egg in desk . drawer . cup in drawer . "
      "microwave . fridge .", "too long")])
 def test_what_is_not_a_solvable_household_is_refused(text, expected):
-    """It would become a task, or be counted under another reason."""
+    """Otherwise it would become a task, or be counted under another reason."""
     refused_with(InvalidTask, f"^{expected}$", WORLD.parse_task, text, NO_SEED, 0)
 
 
 def test_a_household_that_takes_luck_is_refused(monkeypatch):
-    """Rewards would depend on the order in which an agent looks for a thing that it cannot see."""
+    """Otherwise rewards would depend on the order in which an agent looks for a thing that it
+    cannot see."""
     text = ("put mug in sink . drawer closed . mug in drawer . sink . cabinet closed . box closed ."
             " fridge closed .")
     monkeypatch.setattr(h, "MAX_TURNS", 11)
@@ -159,7 +160,8 @@ def test_a_household_that_takes_luck_is_refused(monkeypatch):
 
 
 def test_an_empty_receptacle_makes_no_difference_but_the_goals_does():
-    """A held-out household with one more shelf would be trained on; another lid is another rung."""
+    """Otherwise a held-out household with one more shelf would be trained on, or another lid would
+    not make another rung."""
     for task in WORLD.validation_tasks():
         absent = next(place for place in h.RECEPTACLES if f"{place} " not in task.text)
         assert WORLD.same_task_key(h.solved(f"{task.text} {absent} .")) in h.held_out_keys()
@@ -169,7 +171,7 @@ def test_an_empty_receptacle_makes_no_difference_but_the_goals_does():
 
 
 def test_task_sets_miss_no_rung():
-    """Validation would miss a rung."""
+    """Otherwise validation would miss a rung."""
     assert {WORLD.category(t) for t in WORLD.base_tasks()} == set(h.BASE_RUNGS)
     for split in ("validation", "tuning"):
         rungs = Counter(map(WORLD.category, WORLD.validation_tasks(split)))
@@ -177,7 +179,7 @@ def test_task_sets_miss_no_rung():
 
 
 def test_what_the_base_model_is_shown_is_not_held_out(monkeypatch):
-    """Pretraining would show validation tasks, or what is not a task."""
+    """Otherwise pretraining would show validation tasks, or what is not a task."""
     rng, drawn, random_task = random.Random(0), [], h.random_task
     for task in WORLD.base_tasks()[:100]:
         new = WORLD.parse_task(h.vary(task, rng).text, task, 1)
@@ -204,7 +206,7 @@ def test_a_demonstration_without_slips_succeeds(monkeypatch):
 
 
 def test_the_agent_does_not_see_what_lies_in_closed_receptacles():
-    """The household's one secret: episodes would be plans read off the prompt."""
+    """Otherwise episodes would be plans read off the prompt."""
     prompt = WORLD.agent_prompt(TASK)
     assert "apple" not in prompt and "mug in counter" in prompt and "drawer closed" in prompt
     opened = h.solved(HOUSE.replace("drawer closed", "drawer"))
@@ -241,7 +243,7 @@ def test_an_attempt_that_met_a_limit_earns_nothing_and_counts_as_cut_off():
 
 
 def test_a_run_of_episodes_is_learnt_from(tmp_path, monkeypatch):
-    """Episodes would end the run, or not reach the updates."""
+    """Otherwise episodes would end the run, or not reach the updates."""
     few = {split: tasks[:4] for split, tasks in h.held_out().items()}
     monkeypatch.setattr(h, "held_out", lambda: few)
     # a random model whose turns end early; it would earn nothing

@@ -34,7 +34,8 @@ def of_preset(name, **changes):
 
 
 def test_the_known_figures_of_qwen_7b():
-    """Figures worked out by hand from the published shape, or measured on an H200."""
+    """Otherwise estimates would be far from the published shape, or from what was measured on an
+    H200."""
     n = memory.count_parameters(QWEN_7B, 16)
     assert n["lora"] == pytest.approx(40.4e6, rel=0.01)
     assert n["linear"] + n["other"] == pytest.approx(7.62e9, rel=0.01)
@@ -50,7 +51,7 @@ def test_the_known_figures_of_qwen_7b():
 
 
 def test_adapters_of_fused_experts_are_counted():
-    """They hold nearly all of the adapter: 32 GB instead of 0.4 for a model of 30B."""
+    """Otherwise the estimate would miss nearly all of such an adapter, 32 GB of a 30B model."""
     config = AutoConfig.for_model("qwen3_moe", **TINY, moe_intermediate_size=16)
     n = memory.count_parameters(config, 4)
     policy = Policy(tiny_lm(config=config), toy_tokenizer(), rank=4)
@@ -89,7 +90,7 @@ def test_rows_follow_from_the_prompts_real_length():
 
 
 def test_check_refuses_in_one_line_that_names_what_to_lower():
-    """It comes before hours of download and loading."""
+    """Otherwise hours of download and loading would end in a traceback."""
     o = of_preset("7b-24gb", quant="", dtype="bf16")
     said = user_error("15.0 GB are free", memory.check, [QWEN_7B], o, 15e9)
     assert "--quant nf4" in said and "--token-budget" in said

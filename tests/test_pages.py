@@ -31,7 +31,7 @@ def known_options() -> set:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_options_and_files_exist(page):
-    """An option that was renamed, a module that moved to another room."""
+    """Otherwise a page would name an option that was renamed, or a file that moved."""
     text, here = (ROOT / f"{page}.md").read_text(encoding="utf-8"), (ROOT / page).parent
     named = {flag.replace("--no-", "--") for flag in
              re.findall(r"(?<![\w-])--[A-Za-z][A-Za-z-]*[a-z]|--G\b", text)} - {"--deps", "--to"}

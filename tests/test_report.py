@@ -55,7 +55,8 @@ def tags(page):
 
 
 def test_hostile_text_stays_text_in_a_page_of_one_file(tmp_path):
-    """No tag, attribute or address comes of it; the page forbids scripts and outside sources."""
+    """Otherwise a model's text would become a tag, an attribute or an address, or the page would
+    allow scripts and outside sources."""
     page = page_of(tmp_path, HOSTILE)
     assert tags(page) == tags(page_of(tmp_path, "harmless"))
     assert "default-src 'none'" in page and "data:image/png;base64," in page
@@ -63,7 +64,8 @@ def test_hostile_text_stays_text_in_a_page_of_one_file(tmp_path):
 
 
 def test_a_task_counts_once_with_its_first_p_hat():
-    """Written twice in an epoch it was shown with its second one, or twice."""
+    """Otherwise a task that was written twice in an epoch would be shown twice, or with its second
+    p_hat."""
     trials = [Trial(Task(text, {"text": text}, "env", epoch=3), [], [], p_hat)
               for text, p_hat in (("again", 1.0), ("new", 0.5), ("again", 0.5))]
     new = measure.new_trials(SimpleNamespace(trials=trials, epoch=3))
@@ -95,13 +97,13 @@ def test_a_group_is_mixed_if_its_rewards_differ():
 
 
 def test_p_hat_is_counted_by_how_often_a_task_was_solved():
-    """1 / 49 * 49 is below 1 in floating point: a count cut off would stand one too low."""
+    """Otherwise a count would come out one too low, as 1 / 49 * 49 is below 1 in floating point."""
     trials = [SimpleNamespace(p_hat=k / 49) for k in (0, 1, 1)]
     assert measure.p_hat_counts(trials, 49) == [1, 2, *[0] * 48]
 
 
 def test_nothing_reaches_the_terminal_but_visible_signs_and_newlines():
-    """A window title, a cleared screen, text that runs backwards: each would do so as it was
+    """Otherwise a text could set a window's title, clear the screen or run backwards as it is
     printed."""
     hostile = "Grüße 你好\n\x1b]0;owned\x07\x9b2J\u202e\u200b\t\r\ud800"
     shown = printable(hostile)
@@ -110,7 +112,7 @@ def test_nothing_reaches_the_terminal_but_visible_signs_and_newlines():
 
 
 def test_what_an_epoch_did_not_measure_is_not_drawn():
-    """It is null in the record, or the last measurement; a 0 would be drawn as a collapse."""
+    """Otherwise a figure would show 0, a collapse, or the last measurement again."""
     nothing = dict.fromkeys(("success_rate", "mixed_share", "mixed_of_possible", "env_kl"))
     silent = record(2, distinct_tasks=0, validated=1, **nothing)
     for key in (*nothing, "validation"):
@@ -134,7 +136,7 @@ def test_runs_are_compared_on_one_page(tmp_path):
 
 
 def test_settings_are_compared_by_the_seeds_that_they_share():
-    """b minus a on seeds 1 and 2: +0.1 and +0.3; seed 3 of b has no partner."""
+    """Otherwise a difference between settings would include seeds that only one of them has."""
     runs = [compare.RunRecord("", [record(0, validation=rate)], genenv.Options(seed=seed))
             for seed, rate in ((2, 0.4), (1, 0.1), (1, 0.2), (2, 0.7), (3, 0.9))]
     _, row = compare.rows_of_means(runs, [*"aabbb"], 0)

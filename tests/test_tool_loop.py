@@ -31,7 +31,8 @@ def command(model, folder, *more):
 
 
 def test_a_run_with_a_list_and_a_simulator_of_its_own(model, tmp_path, monkeypatch):
-    """Both kinds of task in one batch, and each adapter is its own model's."""
+    """Otherwise both kinds of task could not be in one batch, or an adapter would be the other
+    model's."""
     monkeypatch.setattr(report, "write", lambda folder: None)
     other = chat_model(tmp_path / "other")
     assert command(model, tmp_path, "--env-model", other, "--tools", "base") == 0
@@ -45,7 +46,7 @@ def test_a_run_with_a_list_and_a_simulator_of_its_own(model, tmp_path, monkeypat
 
 
 def test_what_cannot_work_is_one_line_and_leaves_no_folder(model, tmp_path, capsys, monkeypatch):
-    """Memory is estimated before the model is loaded."""
+    """Otherwise a model that does not fit would be loaded before anybody learns of it."""
     monkeypatch.setattr(memory, "check", partial(memory.check, available=1e6))
     one_line(capsys, command(model, tmp_path), "--token-budget")
     assert not (tmp_path / "r").exists()

@@ -16,7 +16,7 @@ SCRIPTS = sorted(Path(walkthroughs.__file__).parent.glob("[1-9]_*.py"))
 @pytest.mark.slow
 @pytest.mark.parametrize("script", SCRIPTS, ids=lambda s: s.name)
 def test_it_runs_to_its_end(script, tmp_path, monkeypatch):
-    """The first thing that a reader tries would end in a traceback."""
+    """Otherwise the first thing that a reader tries would end in a traceback."""
     monkeypatch.setattr(walkthroughs, "PICTURES", tmp_path)
     options = ["--steps", "2"] if script.name[0] == "1" else []
     monkeypatch.setattr(sys, "argv", [str(script), *options])

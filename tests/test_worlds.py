@@ -75,7 +75,7 @@ def test_tasks_are_plain_json_and_their_gold_earns_one_after_a_round_trip(world)
 
 
 def test_held_out_tasks_are_refused(world):
-    """Otherwise validation would measure what was trained on. That no base task is held out,
+    """Otherwise validation would measure what was trained on; that no base task is held out,
     try_world checks below."""
     held_out = held_out_keys(world)
     for split in ("validation", "tuning"):
