@@ -107,7 +107,7 @@ def cross_comparisons() -> list:
         pairs.append((f"genenv, curated, {condition}", f"genenv, uniform, {condition}"))
     # This cell ignores alpha: any difference other than 0 would put all results in doubt.
     pairs.append(("random, uniform, steered", "random, uniform, share 0.75"))
-    # named afterwards: README's second commands, with and without a trained simulator
+    # named afterwards: steered, and the untrained simulator that rivals it
     default, steered = "genenv, uniform, share 0.75", "genenv, uniform, steered"
     rival = "random, curated, share 0.25"
     pairs += [(steered, default), (rival, default), (steered, rival)]
