@@ -14,7 +14,9 @@ from worlds import load_world, world_names
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README", "EXPERIMENTS", "TROUBLESHOOTING", "model/README", "support/README",
          "worlds/README", "worlds/TOOLS", "worlds/OWN_WORLD", "scripts/README", "results/notes"]
-ELSEWHERE = {"--no-deps", "--index-url", "--help"}  # of pip and argparse
+# of pip, argparse and chromium
+ELSEWHERE = {"--no-deps", "--index-url", "--help", "--headless", "--hide-scrollbars",
+             "--window-size", "--screenshot"}
 MADE = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.json", "report.html",
         "mine.py", "tasks.jsonl", "verl.jsonl", "warm_start.json"}  # by a run, or by the reader
 
