@@ -5,7 +5,7 @@ Paper: not in it; its two 7B policies had many cards.
 Usage:
     python -m scripts.bench_gpu 7b-80gb    # seven minutes at most
     python -m scripts.bench_gpu 7b-24gb
-    python -m scripts.bench_gpu --dry      # both with toys, which tests the script
+    python -m scripts.bench_gpu            # both; without a GPU with toys, which tests the script
 
 Nothing is downloaded: the weights are random, at the scale of trained ones, and speed does not
 depend on them. After each phase all figures so far are printed as a JSON line; a phase that fails
@@ -191,12 +191,11 @@ def main(argv) -> int:
     """Measure the presets, by default both. Returns 1 if a figure is missing."""
     p = Parser(prog="python -m scripts.bench_gpu", description=__doc__)
     p.add_argument("presets", nargs="*", default=["7b-80gb", "7b-24gb"])
-    p.add_argument("--dry", action="store_true", help="with toys, as without a GPU")
     args = p.parse_args(argv)
     complete = True
     for name in args.presets:
         o, sizes, P, T = parse_options(["--preset", name]), QWEN_7B, 1024, 256
-        if args.dry or DEVICE == "cpu":
+        if DEVICE == "cpu":
             sizes, P, T = TOY, 64, 16
             o = replace(o, seed_tasks=2, env_batch=8, max_response_tokens=T, max_task_tokens=T)
         complete &= measure_all(o, sizes, P, T)

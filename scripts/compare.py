@@ -83,13 +83,17 @@ def settings_of(runs) -> list:
 
 
 def rows_of_runs(runs, settings, epoch) -> list:
-    """Return held-out success of each run, also relative to the first run with the same seed."""
+    """Return held-out success of each run, also relative to the first run with the same seed, and
+    pass@k: the share of held-out tasks solved in at least one of k attempts."""
     first = {}  # {seed: the record of the first run with it}
-    rows = [["run", "what differs", f"held-out, epoch {epoch}", "minus first run, same seed"]]
+    rows = [["run", "what differs", f"held-out, epoch {epoch}", "minus first run, same seed",
+             "pass@k"]]
     for run, setting in zip(runs, settings):
         m = run.metrics[epoch]
         reference = first.setdefault(run.o.seed, m)
-        rows.append([run.folder, setting, f"{m['validation']:.3f}", gain_text(m, reference)])
+        solved = [rate > 0 for rates in m["validation_rates"].values() for rate in rates]
+        rows.append([run.folder, setting, f"{m['validation']:.3f}", gain_text(m, reference),
+                     f"{fmean(solved):.3f}, k = {run.o.val_samples}"])
     return rows
 
 
@@ -113,5 +117,5 @@ def rows_of_means(runs, settings, epoch) -> list:
         if len(rates) > 1:
             first = first or rates
             gains = [rates[seed] - first[seed] for seed in rates.keys() & first.keys()]
-            rows.append(["mean", setting, f"{fmean(rates.values()):.3f}", interval(gains)])
+            rows.append(["mean", setting, f"{fmean(rates.values()):.3f}", interval(gains), ""])
     return rows

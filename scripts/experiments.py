@@ -151,8 +151,7 @@ for world_name in world_names():  # any other world, a user's own included
 # Keep these fields of each epoch: what the tables show, and what explains it.
 KEPT = (
     "epoch", "success_rate", "mixed_share", "validation", "validation_by", "cpu_seconds", "alpha",
-    "mixed_of_possible", "entropy", "task_length", "distinct_tasks", "env_kept", "env_kl",
-    "validation_greedy", "solved", "unsolved", "trained_tokens")
+    "mixed_of_possible", "entropy", "env_kl", "validation_greedy")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -4,7 +4,8 @@ differences.
 Paper: RQ1 to RQ4 report held-out success and success on generated tasks.
 
 Usage: `python -m scripts.tables results/words.jsonl` prints the tables of any record: its settings,
-and the first minus each other. scripts/experiments.py calls `table(records, cells, comparisons,
+and the first minus each other; `python -m scripts.tables results/real_models.json` prints the gains
+of comparisons, and their mean. scripts/experiments.py calls `table(records, cells, comparisons,
 cross)`, cells and comparisons by name; a cell with fewer runs is shown with those it has.
 results/notes.md has what was expected of the suites `cross` and `cross2`.
 
@@ -12,7 +13,9 @@ Deviations: equal time means equal CPU seconds of training, since they do not de
 on the machine; the paper compares epochs. The more expensive run of a pair is read at an earlier
 point, scaled by the median cost ratio over all pairs, because the time of a single run varies.
 """
+import json
 import sys
+from pathlib import Path
 
 import numpy as np
 
@@ -170,8 +173,19 @@ def markdown(rows) -> list:
     return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
 
 
+def overall(gains: dict) -> str:
+    """Return the mean gain of each comparison, {name: the gains of its pairs}, then the mean of
+    all, in which each comparison counts once."""
+    lines = [f"{interval(values)}  {name}" for name, values in gains.items()]
+    means = [mean(values) for values in gains.values()]
+    return "\n".join([*lines, f"{interval(means)}  mean of these {len(means)}"])
+
+
 def main(path) -> int:
     """Print the tables of a record."""
+    if path.endswith(".json"):
+        print(overall(json.loads(Path(path).read_text())))
+        return 0
     records = read_jsonl(path)
     first, *others = sorted({r["name"] for r in records})  # genenv comes before random and static
     print(table(records, [first, *others], [(first, name) for name in others]))

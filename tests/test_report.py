@@ -140,4 +140,4 @@ def test_settings_are_compared_by_the_seeds_that_they_share():
     runs = [compare.RunRecord("", [record(0, validation=rate)], genenv.Options(seed=seed))
             for seed, rate in ((2, 0.4), (1, 0.1), (1, 0.2), (2, 0.7), (3, 0.9))]
     _, row = compare.rows_of_means(runs, [*"aabbb"], 0)
-    assert row == ["mean", "b", "0.600", "+0.200 (-1.071 to +1.471)"]
+    assert row == ["mean", "b", "0.600", "+0.200 (-1.071 to +1.471)", ""]
