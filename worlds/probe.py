@@ -6,7 +6,6 @@ own world is reported in one line with its place in the file, before anything is
 """
 import inspect
 import json
-import random
 from dataclasses import replace
 from difflib import get_close_matches
 
@@ -52,10 +51,6 @@ def try_world(world):
         for task in tasks[::1 + len(tasks) // 3]:
             try_task(world, task)
     warn_if_prompts_contain_answers(world, splits["base"][:20])
-    # a world must not train its own base model on empty answers
-    if hasattr(world, "pairs"):
-        for prompt, response in world.pairs(random.Random(0), 20):
-            expect(response.strip(), world.pairs, "no empty response (is `gold` missing?)", prompt)
 
 
 def note_near_misses(world_class):

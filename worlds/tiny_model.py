@@ -100,8 +100,7 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
     response) texts of both roles. model_config: what differs from MODEL. lr: the peak of a
     one-cycle schedule. Two minutes at most for the default settings on one core.
 
-    Raises UserError if the texts have words that the vocabulary lacks, if a word is in it twice,
-    and if a pair is longer than the model's context.
+    Raises UserError as check_texts does, before the training.
     """
     rng, tokenizer = random.Random(seed), word_tokenizer(words)
     model = tiny_lm(len(words), model_config, seed)
@@ -123,8 +122,10 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
 
 
 def check_texts(words, pairs, context: int):
-    """Raise UserError for what would silently spoil the training: a word that is read as padding, a
-    pair of more words than the model reads."""
+    """Raise UserError for what would silently spoil the training: an empty answer, a word that is
+    read as padding, a pair of more words than the model reads."""
+    if not all(response.strip() for _, response in pairs):
+        raise UserError("pairs gave an empty answer: is `gold` missing?")
     counts = Counter(words)
     needed = {*SPECIAL, *(word for pair in pairs for text in pair for word in text.split())}
     wrong = [word for word in sorted({*needed, *counts}) if counts[word] != 1]
