@@ -189,10 +189,14 @@ class Decoder:
         """Feed one more token of each rollout: ids (live, slots) -> hidden states (live, slots,
         D)."""
         self.owner = torch.cat([self.owner, self.rollout], dim=1)              # (live, K + slots)
-        mask = group_mask(self.rollout, self.owner)
-        hidden = self._forward(ids, position_ids=self.positions(), attention_mask=mask)
+        hidden = self._feed(ids)
         self.fed, self.left = self.fed + 1, self.left - 1
         return hidden
+
+    def _feed(self, ids):
+        """Compute the hidden states of a step whose keys already have owners."""
+        mask = group_mask(self.rollout, self.owner)
+        return self._forward(ids, position_ids=self.positions(), attention_mask=mask)
 
     def keep(self, done, any_ended=None) -> bool:
         """Drop finished rollouts, and return whether another step is needed.
@@ -267,9 +271,8 @@ class GraphDecoder(Decoder):
             super()._leave(groups, rollout)
             self.stage_left = 0
 
-    def step(self, ids):
-        """Act as Decoder.step; the next call may overwrite the result."""
-        self.owner = torch.cat([self.owner, self.rollout], dim=1)              # (live, K + slots)
+    def _feed(self, ids):
+        """Act as Decoder._feed; the next call may overwrite the result."""
         if self.stage_left == 0:
             self._begin_stage()
         self.ids.copy_(ids)
@@ -278,10 +281,8 @@ class GraphDecoder(Decoder):
         # The second captures, which computes nothing, then replays. Later calls replay.
         if self.calls == 2:
             self.replay = cuda_graph_of(self._next, ids.device)
-        hidden = self.replay() if self.replay else self._next()
         self.stage_left -= 1
-        self.fed, self.left = self.fed + 1, self.left - 1
-        return hidden
+        return self.replay() if self.replay else self._next()
 
     def _begin_stage(self):
         """Allocate every tensor of the coming steps in its full size."""

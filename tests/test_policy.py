@@ -444,8 +444,7 @@ def test_control_tokens_within_a_response_are_seen(shared):
 @pytest.mark.parametrize("name, weight, said", [
     ("model.layers.1.mlp.up_proj.weight", None, "1.mlp.up_proj.weight is missing"),
     ("score", torch.ones(2), "score is unexpected"),
-    ("lm_head.weight", torch.ones(9, 32), "lm_head.weight.* is mismatched"),
-    ("model.embed_tokens.weight", torch.ones(40, 32).char(), "whole numbers")])
+    ("lm_head.weight", torch.ones(9, 32), "lm_head.weight.* is mismatched")])
 def test_weights_that_are_not_the_models_are_refused(folder, name, weight, said):
     """Otherwise missing weights would silently be random."""
     path = f"{folder}/model.safetensors"
