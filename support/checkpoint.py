@@ -1,11 +1,11 @@
 """Stop at any moment and resume to the bit: run folders and their locks, checkpoints, signals.
 
 Usage: `python genenv.py --resume --out runs/000-genenv`. checkpoint.pt is written at the end of
-every epoch, and on SIGINT or SIGTERM after the current step, unless that takes long. It holds both adapters and optimisers,
-the generators, the progress inside an epoch, and the lengths of the append-only files. On resume
-these files are cut back to those lengths, the pools are read from them, and the run continues as if
-nothing had happened: 2 + 1 epochs equal 3, bit for bit on one machine. A kill loses at most the
-current epoch. The reference policy needs no checkpoint: it is the base with both adapters off.
+every epoch, and on SIGINT or SIGTERM after the current step, unless that takes long. It holds both
+adapters and optimisers, the generators, the progress inside an epoch, and the lengths of the
+append-only files. On resume these files are cut back to those lengths, the pools are read from
+them, and the run continues as if nothing had happened: 2 + 1 epochs equal 3, bit for bit on one
+machine. A kill, or a stop within a step, loses at most the current epoch. The reference policy needs no checkpoint: it is the base with both adapters off.
 
 A damaged or incompletely copied folder is refused in one line and left unchanged: the checkpoint
 begins with a hash of itself, and contains one of each append-only file.
@@ -232,8 +232,9 @@ def stop_signals(run):
             raise KeyboardInterrupt
         run.stop = number
         signal.alarm(PATIENCE)
-        print(f"stopping after this step; if it takes {PATIENCE} seconds, or on a second signal, "
-              "without it and this epoch's others", flush=True)
+        # on a line of its own, below a progress bar
+        print(f"\nstopping after this step, or within it after {PATIENCE} seconds or a second signal",
+              flush=True)
 
     command = resume_command(run.folder)
     after_that = f"to resume after that: {command}"
@@ -242,8 +243,8 @@ def stop_signals(run):
     try:
         yield
     except KeyboardInterrupt:
-        raise Stopped(run.stop, "stopped within a step; resume from the last checkpoint with: "
-                      f"{command}") from None
+        raise Stopped(run.stop, f"stopped within a step, epoch {run.state.epoch} begins again; "
+                      f"resume with: {command}") from None
     except (UserError, OSError) as error:  # the latter from a full disk
         raise UserError(f"{run.folder}: {first_line(error)}; {after_that}") from error
     except Exception as error:  # perhaps from a user's own Python: its traceback follows
