@@ -5,7 +5,8 @@ every epoch, and on SIGINT or SIGTERM after the current step, unless that takes 
 adapters and optimisers, the generators, the progress inside an epoch, and the lengths of the
 append-only files. On resume these files are cut back to those lengths, the pools are read from
 them, and the run continues as if nothing had happened: 2 + 1 epochs equal 3, bit for bit on one
-machine. A kill, or a stop within a step, loses at most the current epoch. The reference policy needs no checkpoint: it is the base with both adapters off.
+machine. A kill, or a stop within a step, loses at most the current epoch. The reference policy
+needs no checkpoint: it is the base with both adapters off.
 
 A damaged or incompletely copied folder is refused in one line and left unchanged: the checkpoint
 begins with a hash of itself, and contains one of each append-only file.
@@ -233,7 +234,7 @@ def stop_signals(run):
         run.stop = number
         signal.alarm(PATIENCE)
         # on a line of its own, below a progress bar
-        print(f"\nstopping after this step, or within it after {PATIENCE} seconds or a second signal",
+        print(f"\nstopping after this step, within it after {PATIENCE} seconds or a second signal",
               flush=True)
 
     command = resume_command(run.folder)

@@ -35,12 +35,9 @@ def counted(counts: dict) -> str:
 
 def collapse(r, history, o) -> str:
     """Warn if the simulator writes few different tasks, or uses fewer skills than in epoch 1."""
-    valid = r["written"] - refused(r)
-    if valid <= 0.1 * r["written"]:
-        return ""  # too few to judge: "invalid" warns instead
-    if o.variant == "static":
-        return ""  # it writes in epoch 0 only, and more than that epoch tries
-    few_tasks = r["distinct_tasks"] < 0.2 * valid
+    if invalid(r, history, o) or o.variant == "static":
+        return ""  # too few to judge; static writes in epoch 0 only, and more than that epoch tries
+    few_tasks = r["distinct_tasks"] < 0.2 * (r["written"] - refused(r))
     first = history[1] if len(history) > 1 else r
     bits = r["skill_entropy"] or 0  # without new tasks there are no skills
     first_bits = first["skill_entropy"] or 0

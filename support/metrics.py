@@ -13,13 +13,13 @@ record; only validation is repeated until the next measurement.
 """
 import math
 from collections import Counter
-
-import numpy as np
+from statistics import stdev
 
 import curriculum
 from data_pool import task_id
 from interaction import attempt_score, play
 from support import health
+from worlds import NO_SEED
 
 # fields that a record repeats until they are measured again
 VALIDATION = ("validated", "validation", "validation_rates", "validation_greedy", "validation_set",
@@ -84,11 +84,10 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     record = {"epoch": run.state.epoch, "alpha": alpha}
     record |= success_figures(new, run.o.G)
     record |= validation(run)
-    record |= length_figures(run, new)
     record |= agent_figures(run)
     record |= simulator_figures(run, new, env_stats)
-    # training without validation; CPU time is of this process, without other work
-    record |= {"seconds": run.state.seconds, "cpu_seconds": run.state.cpu_seconds}
+    # of training, without validation and other programs
+    record["cpu_seconds"] = run.state.cpu_seconds
     for key, value in record.items():
         if isinstance(value, float):
             record[key] = round(value, 6)
@@ -100,7 +99,9 @@ def success_figures(new, G: int) -> dict:
     figures = {"distinct_tasks": len(new)}
     # mean of p_hat (Eq. 2)
     figures["success_rate"] = mean(trial.p_hat for trial in new)
-    figures["p_hat_counts"] = p_hat_counts(new, G)
+    # how many tasks were solved 0, 1, ... G times; p_hat is k / G (Eq. 2)
+    solved = Counter(round(trial.p_hat * G) for trial in new)
+    figures["p_hat_counts"] = [solved[k] for k in range(G + 1)]
     figures["solved"] = mean(trial.p_hat == 1 for trial in new)
     figures["unsolved"] = mean(trial.p_hat == 0 for trial in new)
     # share of tasks with both right and wrong attempts: GRPO learns nothing from the others
@@ -120,18 +121,6 @@ def mixed_of_possible(mixed_share, success_rate, G: int) -> float | None:
     return mixed_share / (1 - alike)
 
 
-def length_figures(run, new) -> dict:
-    """Measure an epoch's new tasks, and the responses to all generated ones."""
-    generated = [trial for trial in run.state.trials if trial.task.origin != "base"]
-    return {
-        # counted in the world's unit, named by length_unit
-        "task_length": mean(run.world.task_length(trial.task) for trial in new),
-        "length_unit": run.world.length_unit,
-        # in tokens, replayed tasks included
-        "response_length": mean(e.tokens for trial in generated for e in trial.traces),
-    }
-
-
 def agent_figures(run) -> dict:
     """Measure the agent's attempts at all tasks of an epoch, and average its GRPO updates."""
     state, figures = run.state, {}
@@ -142,13 +131,16 @@ def agent_figures(run) -> dict:
     figures["agent_reward"] = None
     if run.o.agent_reward != "plain":
         figures["agent_reward"] = mean(stats["agent_reward"] for stats in state.agent)
+    # in tokens, without attempts at base tasks
+    generated = [trial for trial in state.trials if trial.task.origin != "base"]
+    figures["response_length"] = mean(e.tokens for trial in generated for e in trial.traces)
     # entropy of the policy, per token
     tokens = sum(e.tokens for e in traces)
     figures["entropy"] = state.agent_nats / tokens if tokens else None
     figures["truncated"] = mean(bool(e.truncated) for e in traces)
     # see grpo.grpo_update
     for key in ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens", "mismatch"):
-        figures[key] = mean(stats[key] for stats in state.agent if stats[key] is not None)
+        figures[key] = mean(stats[key] for stats in state.agent)
     # steps skipped because a loss or a gradient was not finite
     skipped = [stats["skipped_steps"] for stats in state.agent]
     figures["skipped_steps"] = sum(skipped) if skipped else None
@@ -166,7 +158,10 @@ def simulator_figures(run, new, env_stats: dict) -> dict:
         "written": state.written,
         "invalid": dict(state.invalid),
         "refused": None,
-        "skill_entropy": entropy(skill for x in new for skill in run.world.skills(x.task)),
+        "skill_entropy": entropy(skill for trial in new for skill in run.world.skills(trial.task)),
+        # mean length of the new tasks, counted in the world's unit
+        "task_length": mean(run.world.task_length(trial.task) for trial in new),
+        "length_unit": run.world.length_unit,
         # tasks in the band |p_hat - alpha| <= k_min
         "env_kept": None,
     }
@@ -178,12 +173,6 @@ def simulator_figures(run, new, env_stats: dict) -> dict:
                 "env_weight_ratio"):
         figures[key] = env_stats.get(key)
     return figures
-
-
-def p_hat_counts(trials, G: int) -> list[int]:
-    """Count the tasks solved 0, 1, ... G times: G + 1 numbers."""
-    solved = Counter(round(trial.p_hat * G) for trial in trials)  # p_hat is k / G (Eq. 2)
-    return [solved[k] for k in range(G + 1)]
 
 
 def sampled_nats(rollouts) -> float:
@@ -211,19 +200,17 @@ def new_trials(state) -> list:
 def samples(run, n=8) -> list:
     """Return samples for a person to read: n attempted tasks of the epoch, each with its seed task,
     the expected answer, its best and worst trace; and refused texts with their reasons."""
-    epoch, trials = run.state.epoch, run.state.trials
+    trials, tasks = run.state.trials, run.train_pool.tasks
     stride, records = max(1, len(trials) // n), []
     for trial in trials[::stride][:n]:
-        task, seed_task = trial.task, run.train_pool.tasks.get(trial.task.seed_task)
+        task, seed_task = trial.task, tasks.get(trial.task.seed_task, NO_SEED)
         traces = sorted(trial.traces, key=lambda e: e.reward)
         records.append({
-            "epoch": epoch, "written_in": task.epoch, "task": task.text, "origin": task.origin,
-            "p_hat": trial.p_hat, "seed_task": seed_task.text if seed_task else "",
+            "epoch": run.state.epoch, "written_in": task.epoch, "task": task.text,
+            "origin": task.origin, "p_hat": trial.p_hat, "seed_task": seed_task.text,
             "expected": run.world.gold(task),
             "traces": [{"text": e.text, "reward": e.reward} for e in (traces[-1], traces[0])]})
-    for seed_task, text, reason in run.state.refused:
-        records.append({"epoch": epoch, "seed_task": seed_task, "refused": text, "reason": reason})
-    return records
+    return records + run.state.refused
 
 
 # ---------------------------------------------------------------------------------------------
@@ -245,15 +232,6 @@ def entropy(labels) -> float | None:
     return sum(count / n * math.log2(n / count) for count in counts.values())
 
 
-def half_width(values) -> float:
-    """Return half the width of the mean's 95 % t-interval; NaN for a single value."""
-    n = len(values)
-    if n < 2:
-        return math.nan
-    t = T_95[min(n - 1, len(T_95)) - 1]
-    return t * np.std(values, ddof=1) / n ** 0.5
-
-
 def interval(values, sign=True) -> str:
     """Return the mean and its 95 % t-interval over seeds as text, or only the mean of one seed.
 
@@ -261,9 +239,12 @@ def interval(values, sign=True) -> str:
     differences.
     """
     values = [value for value in values if value is not None]
-    if not values:
+    n, form = len(values), "+.3f" if sign else ".3f"
+    if n == 0:
         return "-"
-    center, half = np.mean(values), half_width(values)
-    form = "+.3f" if sign else ".3f"
-    mean_text, low, high = (format(x, form) for x in (center, center - half, center + half))
-    return mean_text if len(values) == 1 else f"{mean_text} ({low} to {high})"
+    center = mean(values)
+    if n == 1:
+        return format(center, form)
+    t = T_95[min(n - 1, len(T_95)) - 1]
+    half = t * stdev(values) / math.sqrt(n)
+    return f"{center:{form}} ({center - half:{form}} to {center + half:{form}})"

@@ -43,9 +43,8 @@ class EpochState:
     agent_nats: float = 0.0      # -log-prob of all tokens that the agent sampled, in nats
     written: int = 0             # generations of the simulator, valid or not
     invalid: Counter = field(default_factory=Counter)  # {reason: number of generations refused}
-    refused: list = field(default_factory=list)        # [seed task, text, reason], a few to read
-    seconds: float = 0.0         # of training; validation not counted
-    cpu_seconds: float = 0.0     # CPU time of this process in them, without other work
+    refused: list = field(default_factory=list)        # refused texts, a few to read
+    cpu_seconds: float = 0.0     # CPU time of this process in training; validation not counted
 
 
 @dataclass
@@ -73,16 +72,12 @@ class Run:
     lock: object = None               # keeps a second program out of the folder
     origin: dict = field(default_factory=dict)   # what the run began with, see support/origin.py
     ends: list = field(default_factory=list)     # when the epochs of this process ended
-    # clock readings when timing last stopped
-    clock_start: float = field(default_factory=time.perf_counter)
-    cpu_start: float = field(default_factory=time.process_time)
+    cpu_start: float = field(default_factory=time.process_time)  # when timing last stopped
 
     @property
     def policies(self) -> list:
         """Return the simulator's policy, then the agent's if it is a different one."""
-        if self.policy is self.simulator:
-            return [self.policy]
-        return [self.simulator, self.policy]
+        return list(dict.fromkeys((self.simulator, self.policy)))
 
     @property
     def params(self) -> dict:
@@ -90,11 +85,10 @@ class Run:
         return self.policy.params | self.simulator.params
 
     def count_seconds(self):
-        """Bring state.seconds and state.cpu_seconds up to date."""
-        now, cpu_now = time.perf_counter(), time.process_time()
-        self.state.seconds += now - self.clock_start
-        self.state.cpu_seconds += cpu_now - self.cpu_start
-        self.clock_start, self.cpu_start = now, cpu_now
+        """Bring state.cpu_seconds up to date."""
+        now = time.process_time()
+        self.state.cpu_seconds += now - self.cpu_start
+        self.cpu_start = now
 
 
 def prepare_run(o, world=None) -> Run:
@@ -183,7 +177,8 @@ def note_refused(run, seed_task, text, reason):
     """Count an invalid generation; keep one text per reason for samples.jsonl."""
     run.state.invalid[reason] += 1
     if run.state.invalid[reason] == 1:
-        run.state.refused.append([seed_task.text, text[:2000], reason])
+        run.state.refused.append({"epoch": run.state.epoch, "seed_task": seed_task.text,
+                                  "refused": text[:2000], "reason": reason})
 
 
 def end_epoch(run, env_stats, alpha):
@@ -204,7 +199,7 @@ def end_epoch(run, env_stats, alpha):
     if len(run.ends) == 3 and run.state.epoch <= run.o.epochs:
         print(screen.progress(run), flush=True)
     # validation and saving are not training
-    run.clock_start, run.cpu_start = time.perf_counter(), time.process_time()
+    run.cpu_start = time.process_time()
     checkpoint.stop_if_asked(run, 0)  # the next epoch has no step yet
 
 

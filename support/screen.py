@@ -13,8 +13,8 @@ from support.report import as_text, duration, facts
 
 LEGEND = """\
 in band: new tasks near alpha, which a trained simulator imitates; entropy, and
-KL to its start: nats per token; time: without validation; -: not measured
-         success on      mixed agent's       length   new   in   sim. training
+KL to its start: nats per token; CPU time: without validation; -: not measured
+         success on      mixed agent's       length   new   in   sim.     CPU
 epoch held-out generated groups entropy alpha of task tasks band    KL    time"""
 COLUMNS = (  # figure, width and format, aligned with LEGEND
     ("epoch", 5, "d"),
@@ -27,7 +27,7 @@ COLUMNS = (  # figure, width and format, aligned with LEGEND
     ("distinct_tasks", 5, "d"),
     ("env_kept", 4, "d"),
     ("env_kl", 5, ".3f"),
-    ("seconds", 5, ".0f"),
+    ("cpu_seconds", 5, ".0f"),
 )
 
 

@@ -143,7 +143,7 @@ def test_a_disk_that_is_full_loses_nothing(quiet_run, tmp_path, small_ladder):
 def test_a_second_signal_or_an_alarm_stops_at_once(second, monkeypatch):
     """Otherwise a run that hangs, or validates for minutes, could not be stopped by Ctrl-C."""
     monkeypatch.setattr(checkpoint, "PATIENCE", 1)
-    state = SimpleNamespace(stop=None, folder="runs/r")
+    state = SimpleNamespace(stop=None, folder="runs/r", state=SimpleNamespace(epoch=1))
     with pytest.raises(Stopped, match="--resume"), checkpoint.stop_signals(state):
         os.kill(os.getpid(), signal.SIGTERM)
         assert state.stop == signal.SIGTERM

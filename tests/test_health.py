@@ -78,7 +78,8 @@ def test_entropy_is_of_drawn_tokens_alone():
 def test_what_no_update_measured_is_unknown():
     """Otherwise epoch 0, and a variant without a simulator, would record an update of 0 steps."""
     state = SimpleNamespace(trials=[], agent=[], agent_nats=0.0, written=0, invalid={})
-    run = SimpleNamespace(state=state, o=genenv.Options(), world=None)
+    run = SimpleNamespace(state=state, o=genenv.Options(),
+                          world=SimpleNamespace(length_unit=None))
     figures = measure.agent_figures(run) | measure.simulator_figures(run, [], {"env_kept": 0})
     del figures["written"], figures["invalid"]
     assert set(figures.values()) == {None}

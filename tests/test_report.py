@@ -26,7 +26,7 @@ def record(epoch, **fields):
             "validation_rates": {"inc": [0.5] * 3}, "validation_set": "a", "mixed_share": 0.8,
             "mixed_of_possible": 0.9,
             "category_name": "kind", "entropy": 0.3, "task_length": 2.0 + epoch, "cpu_seconds": 9,
-            "seconds": 9, "warnings": [], **fields}
+            "warnings": [], **fields}
 
 
 def save(folder, records, samples=(), **options):
@@ -98,8 +98,9 @@ def test_a_group_is_mixed_if_its_rewards_differ():
 
 def test_p_hat_is_counted_by_how_often_a_task_was_solved():
     """Otherwise a count would come out one too low, as 1 / 49 * 49 is below 1 in floating point."""
-    trials = [SimpleNamespace(p_hat=k / 49) for k in (0, 1, 1)]
-    assert measure.p_hat_counts(trials, 49) == [1, 2, *[0] * 48]
+    trials = [SimpleNamespace(p_hat=k / 49, traces=[]) for k in (0, 1, 1)]
+    figures = measure.success_figures(trials, 49)
+    assert figures["p_hat_counts"] == [1, 2, *[0] * 48]
 
 
 def test_nothing_reaches_the_terminal_but_visible_signs_and_newlines():
