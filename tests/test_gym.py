@@ -121,7 +121,7 @@ def test_families_that_are_excluded_are_refused_by_name(world):
     """Otherwise their scorers would run what a model wrote."""
     assert not TABLE["left_out"].keys() & TABLE["levels"].keys()
     user_error("countdown is excluded: its scorer evaluates", gym.World, options("gcd,countdown"))
-    user_error("gcd: the answer is too long", gym.World, options("gcd", max_response_tokens=2))
+    user_error("gcd.*the answer is too long", gym.World, options("gcd", max_response_tokens=2))
 
 
 @library
@@ -173,7 +173,7 @@ def test_what_takes_too_long_is_ended_and_leaves_no_trace(monkeypatch):
     ("chain_sum item -1", "malformed"), ("chain_sum num_terms=1 num_terms=1 item 5", "malformed"),
     ("chain_sum item " + "9" * 10_000, "malformed"), ("chain_sum item \u0665", "malformed"),
     ("countdown item 5", "unknown family"),
-    ("chain_sum word_len=1 item 5", "unknown knob"),
+    ("chain_sum word_len=1 item 5", "no such level"),
     ("chain_sum num_terms=99 item 5", "no such level"),
     ("chain_sum item 1000", "held-out number")])
 def test_lines_that_are_refused(world, line, reason):

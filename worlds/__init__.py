@@ -64,9 +64,6 @@ class World:
     def __init__(self, o):
         """Keep o, the run's Options. Raise UserError for options and files that cannot be used."""
         self.o = o
-        for name in o.world_options.keys() - self.OPTIONS.keys():
-            raise UserError(f"--world {o.world} no longer has the option {name!r} of this run: "
-                            "use the version that made the run")
 
     # ---- every world defines these
 
@@ -228,16 +225,13 @@ def load_world(name: str) -> type[World]:
     if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
         names = choose(name, world_names())
         raise UserError(f"unknown world {name!r}: {names}, or write worlds/NAME.py")
-    kind = getattr(import_own(f"worlds.{name}"), "World", None)
+    # users edit such a module: anything may go wrong in it
+    with users_code(find_spec(f"worlds.{name}").origin):
+        module = importlib.import_module(f"worlds.{name}")
+    kind = getattr(module, "World", None)
     if not inspect.isclass(kind) or not issubclass(kind, World):
         raise UserError(f"worlds/{name}.py has no class World(worlds.World), as template.py has")
     return kind
-
-
-def import_own(name: str):
-    """Import a module that users edit. Raise UserError if anything goes wrong."""
-    with users_code(find_spec(name).origin):
-        return importlib.import_module(name)
 
 
 def open_policy(model: str, o, adapters=None, **how):
@@ -262,6 +256,19 @@ def refuse_task_files(o):
 
 # ---------------------------------------------------------------------------------------------
 # tasks of every world
+
+
+def demonstration(world, task):
+    """Return the agent's prompt and the right response, for a warm start to imitate; in an episode
+    a list of turns and the replies to them."""
+    prompt, gold, state = world.agent_prompt(task), world.gold(task), world.start(task)
+    if state is None:
+        return prompt, gold
+    episode = []
+    for turn in gold.split("\n"):
+        episode += [turn, world.respond(task, state, turn)]
+    # nothing is replied to the last turn
+    return prompt, episode[:-1]
 
 
 def task_keys(world, task) -> frozenset:

@@ -240,7 +240,7 @@ class World(worlds.World):
         return None if shown["won"] else f"{feedback}\n\n{question(options)}"
 
     def score(self, task, response):
-        """Eq. 1, structured: 1 if the goal is reached, else 0; valid: every turn was admissible.
+        """Return Eq. 1: 1 if the goal is reached, else 0; valid: every turn was admissible.
 
         response: the agent's turns, a list of texts. They are executed again from the start.
         """
@@ -267,13 +267,8 @@ class World(worlds.World):
     def warm_start_pairs(self, turn=0):
         """Return the planner's episodes on the base tasks, and these with other goals, which
         change from pass to pass."""
-        tasks, pairs = self.base_tasks(), {"agent": [], "env": []}
+        tasks, env = self.base_tasks(), []
         for task, variation in zip(tasks, with_goals(h.base(), 1 + turn % 5)):
             # no task has been tried yet
-            pairs["env"].append((self.env_prompt(task, None), variation.text))
-            state, episode = self.start(task), []
-            for command in self.gold(task).split("\n"):
-                episode += [command, self.respond(task, state, command)]
-            # nothing is said to the last turn
-            pairs["agent"].append((self.agent_prompt(task), episode[:-1]))
-        return pairs
+            env.append((self.env_prompt(task, None), variation.text))
+        return {"agent": [worlds.demonstration(self, task) for task in tasks], "env": env}

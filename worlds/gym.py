@@ -65,30 +65,29 @@ def too_slow(*_):
 
 
 @contextmanager
-def library(seconds: float):
+def library():
     """Within, call the library: Python's global random numbers are put back, what it prints is
-    dropped, and on the main thread what takes too long is stopped. Threads wait for each other,
-    since the random numbers are shared."""
-    with ONE_AT_A_TIME, redirect_stdout(io.StringIO()):
+    dropped, and what takes LIMIT seconds is stopped. Threads wait for each other, since the random
+    numbers are shared."""
+    with ONE_AT_A_TIME, redirect_stdout(io.StringIO()), timer():
         state = random.getstate()
         try:
-            with timer(seconds):
-                yield
+            yield
         finally:
             random.setstate(state)
 
 
 @contextmanager
-def timer(seconds: float):
-    """Within, raises TimeoutError after this much CPU time. Python allows signals on its main
-    thread only; on another, where only answers are scored, nothing is timed."""
+def timer():
+    """Within, raises TimeoutError after LIMIT seconds of CPU time. Python allows signals on its
+    main thread only; on another, where only answers are scored, nothing is timed."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
     # CPU time, and a signal of its own: those that stop a run are not touched
     before = signal.signal(signal.SIGPROF, too_slow)
     # again and again, as the library has an `except:` here and there
-    signal.setitimer(signal.ITIMER_PROF, seconds, 1)
+    signal.setitimer(signal.ITIMER_PROF, LIMIT, 1)
     try:
         yield
     finally:
@@ -127,7 +126,7 @@ def paid(dataset, item: dict, answer: str) -> float:
 def item_of(line: str):
     """Make the item of a line, each one once. Raises InvalidTask where it cannot be made or does
     not pay its own answer."""
-    with library(LIMIT):
+    with library():
         try:
             dataset, item = make_item(*read_line(line))
             answer = item["answer"].strip()
@@ -192,7 +191,7 @@ def checked_families(text: str, table: dict):
 
 class World(worlds.World):
     """Families of reasoning-gym, for a chat model."""
-    REASONS = ("malformed", "unknown family", "unknown knob", "no such level", "held-out number",
+    REASONS = ("malformed", "unknown family", "no such level", "held-out number",
                "cannot be made", "the answer is too long", "the question is too long")
     DEFAULTS = {"max_prompt_tokens": 2304, "max_response_tokens": 64, "max_task_tokens": 48,
                 "agent_lr": 1e-4, "env_lr": 1e-4, "token_budget": 8192, "max_rows": 256}
@@ -208,14 +207,13 @@ class World(worlds.World):
             raise UserError(f"--world gym needs the package of its tasks: {INSTALL}")
         worlds.refuse_task_files(o)
         table = json.loads(TABLE.read_text())
-        families = self.option("families")
         # {family: {knob: its highest level}}; knobs that cannot move are not in a line
         self.levels = {}
-        for family in checked_families(families, table):
+        for family in checked_families(self.option("families"), table):
             tops = table["levels"][family]
             self.levels[family] = {knob: top for knob, top in tops.items() if top}
         self.splits, self.questions = {split: [] for split in SIZES}, set()
-        faults = self.make_splits(families == "all")
+        faults = self.make_splits()
         sizes = [f"{len(tasks)} {split}" for split, tasks in self.splits.items()]
         print(f"{len(self.levels)} families, items: {', '.join(sizes)}", flush=True)
         if faults:
@@ -223,21 +221,21 @@ class World(worlds.World):
 
     # ---- tasks
 
-    def make_splits(self, some_may_lack: bool) -> dict:
+    def make_splits(self) -> dict:
         """Make base and held-out tasks of all families. A family without base tasks leaves `levels`
-        and is returned, {family: why}, or raises UserError."""
+        and is returned, {family: why}. Raises UserError if all of them do."""
         faults = {}
         for family in list(self.levels):
             base, fault = self.draw_tasks(family, "base")
-            if base:
-                self.splits["base"] += base
-                for split in ("validation", "tuning"):
-                    self.splits[split] += self.draw_tasks(family, split)[0]
-            elif some_may_lack:
+            if not base:
                 faults[family] = fault
                 del self.levels[family]
-            else:
-                raise UserError(f"--families {family}: {fault}: raise the limit or leave it out")
+                continue
+            self.splits["base"] += base
+            for split in ("validation", "tuning"):
+                self.splits[split] += self.draw_tasks(family, split)[0]
+        if not self.levels:
+            raise UserError(f"--families: {faults}: raise the limit or choose other families")
         return faults
 
     def draw_tasks(self, family: str, split: str):
@@ -331,9 +329,7 @@ class World(worlds.World):
             raise worlds.InvalidTask("unknown family")
         tops = self.levels[family]
         for knob, level in levels.items():
-            if knob not in tops:
-                raise worlds.InvalidTask("unknown knob")
-            if level > tops[knob]:
+            if level > tops.get(knob, -1):
                 raise worlds.InvalidTask("no such level")
         if number not in RUN:
             raise worlds.InvalidTask("held-out number")
@@ -347,7 +343,7 @@ class World(worlds.World):
         if not answer:
             return 0.0
         dataset, item = item_of(write_line(**task.spec))
-        with library(LIMIT):
+        with library():
             return paid(dataset, item, answer)
 
     def score(self, task, response):
@@ -395,7 +391,7 @@ class World(worlds.World):
                 continue
             # some questions of small families are held out
             if task.text not in held_out:
-                answers.append((self.agent_prompt(task), self.gold(task)))
+                answers.append(worlds.demonstration(self, task))
         for _ in range(LINES):
             seed_task = rng.choice(base)
             family = rng.choice(self.menu(seed_task)).split()[0]

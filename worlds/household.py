@@ -11,9 +11,10 @@ A household is one line of text: the goal, then each receptacle and what is in i
 drawer . counter . mug in counter . drawer closed . apple in drawer . sink .` The agent reads it
 without the contents of closed receptacles and acts by `go to`, `open`, `take ... from`, `put ...
 in` and `clean`, `heat`, `cool ... with`; our code executes the commands and says what is to be
-seen. A household is a task if a breadth-first planner solves it, so no task has a wrong answer, and
-the plan's length is the task's; the planner sees into closed receptacles, the agent does not. So
-the turns of an episode must suffice for an agent that looks into every one of them.
+seen. A household is a task if it has what its goal needs; then `plan` gives a shortest solution, so
+no task has a wrong answer, and the plan's length is the task's. The planner sees into closed
+receptacles, the agent does not. So the turns of an episode must suffice for an agent that looks
+into every one of them.
 
 Deviations from ALFWorld: one object of a kind and no numbers, shorter phrases, an episode that ends
 once PATIENCE turns did nothing (cleaning once more does something), treatment without opening the
@@ -24,7 +25,6 @@ kind: latent skills, as in the ladder.
 import random
 import re
 import sys
-from collections import deque
 from contextlib import suppress
 from functools import lru_cache
 
@@ -48,7 +48,7 @@ BASE_RUNGS = RUNGS[:2]
 MAX_RECEPTACLES, MAX_OBJECTS, MAX_CHARS = 8, 6, 600
 MAX_TURNS, MAX_TOKENS = 16, 192  # of an episode, observations included
 MAX_PLAN = 12             # turns of the longest plan a task may have
-MAX_STATES = 20_000       # that the planner looks at
+HAND = "hand"  # where an object is that the agent holds
 PATIENCE = 2              # turns in a row that do nothing, after which an episode is over
 N_BASE, PER_RUNG = 544, 15
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
@@ -59,13 +59,13 @@ WORDS = [*SPECIAL, *OBJECTS, *RECEPTACLES, *OTHER_WORDS, *BUCKETS]
 
 
 def say(verb, thing, place) -> str:
-    """A command as text; its object and its place may be ""."""
-    words = [verb, thing, JOINTS.get(verb, ""), place]
-    return " ".join(word for word in words if word)
+    """Return a command as text; its object and its place may be ""."""
+    words = verb, thing, JOINTS.get(verb), place
+    return " ".join(filter(None, words))
 
 
 def every_command():
-    """Each (verb, object, place) that can be said, "" for what it lacks."""
+    """Yield each (verb, object, place) that can be said, "" for what it lacks."""
     yield "look", "", ""
     for place in RECEPTACLES:
         yield "go", "", place
@@ -78,79 +78,76 @@ COMMANDS = {say(*command): command for command in every_command()}
 
 
 # ---------------------------------------------------------------------------------------------
-# the household: facts, and what commands do to them
+# the household: its state, and what commands do to it
 
 
-def first_facts(spec) -> frozenset:
-    """What holds at the start: ("in", object, place) and ("closed", place); the agent is
-    nowhere."""
-    facts = set()
-    for place, closed, things in spec["house"]:
-        facts.update(("in", thing, place) for thing in things)
-        if closed:
-            facts.add(("closed", place))
-    return frozenset(facts)
+def start(task) -> dict:
+    """Return the state of an episode: where the agent is, nowhere at first, and where the objects
+    are, HAND included; what is closed; what was treated; how many turns in a row did nothing."""
+    house = task.spec["house"]
+    return {
+        "at": "",
+        "place_of": {thing: place for place, _, things in house for thing in things},
+        "closed": [place for place, closed, _ in house if closed],
+        "treated": [],
+        "idle": 0}
 
 
-def act(facts, verb, thing, place):
-    """The facts after a command that does something, else None. place is one of the household's."""
-    is_here, is_held = ("at", place) in facts, ("hand", thing) in facts
-    is_open = ("closed", place) not in facts
+def does_something(spec, state, verb, thing, place) -> bool:
+    """Return whether a command changes the state."""
     if verb == "go":
-        if is_here:
-            return None
-        return frozenset(fact for fact in facts if fact[0] != "at") | {("at", place)}
+        return place != state["at"] and any(place == name for name, _, _ in spec["house"])
     # for the others the agent has to be there
-    if not is_here:
-        return None
-    if verb == "open" and not is_open:
-        return facts - {("closed", place)}
-    is_there = ("in", thing, place) in facts
-    if verb == "take" and is_open and is_there and not value_of(facts, "hand"):
-        return facts - {("in", thing, place)} | {("hand", thing)}
-    if verb == "put" and is_open and is_held:
-        return facts - {("hand", thing)} | {("in", thing, place)}
-    if verb in DONE_AT and is_held and DONE_AT[verb][1] == place:
-        return facts | {(DONE_AT[verb][0], thing)}
-    return None
+    if place != state["at"]:
+        return False
+    is_open = place not in state["closed"]
+    where = state["place_of"].get(thing)
+    if verb == "open":
+        return not is_open
+    if verb == "take":
+        return is_open and where == place and HAND not in state["place_of"].values()
+    if verb == "put":
+        return is_open and where == HAND
+    return where == HAND and DONE_AT[verb][1] == place
 
 
-def value_of(facts, kind) -> str:
-    """Return the object in the agent's hand ("hand") or the place where it is ("at"); "" for
-    none."""
-    for fact in facts:
-        if fact[0] == kind:
-            return fact[1]
-    return ""
+def execute(state, verb, thing, place):
+    """Change the state by a command that does something."""
+    if verb == "go":
+        state["at"] = place
+    elif verb == "open":
+        state["closed"].remove(place)
+    elif verb == "take":
+        state["place_of"][thing] = HAND
+    elif verb == "put":
+        state["place_of"][thing] = place
+    else:
+        state["treated"].append((DONE_AT[verb][0], thing))
 
 
-def reached(spec, facts) -> bool:
-    """Whether every object of the goal is where it should be, as it should be."""
+def reached(spec, state) -> bool:
+    """Return whether every object of the goal is where it should be, as it should be."""
     for how, thing in spec["goal"]:
-        if ("in", thing, spec["target"]) not in facts:
+        if state["place_of"][thing] != spec["target"]:
             return False
-        if how and (how, thing) not in facts:
+        if how and (how, thing) not in state["treated"]:
             return False
     return True
 
 
 def read_command(text):
-    """A turn's text -> (verb, object, place), "" for what it lacks; None if it is not a command."""
+    """Return a turn as (verb, object, place), "" for what it lacks; None if it is not a command."""
     words = [word for word in text.split() if word not in (".", ">")]
     return COMMANDS.get(" ".join(words))
 
 
-def seen(facts, place) -> str:
-    """What is to be seen at a place, "" for nowhere."""
-    if ("closed", place) in facts:
-        return f"{place} is closed ."
-    things = sorted(fact[1] for fact in facts if fact[0] == "in" and fact[2] == place)
+def seen(state) -> str:
+    """Return what is to be seen where the agent is."""
+    at = state["at"]
+    if at in state["closed"]:
+        return f"{at} is closed ."
+    things = sorted(thing for thing, place in state["place_of"].items() if place == at)
     return f"you see {' '.join(things or ['nothing'])} ."
-
-
-def start(task) -> dict:
-    """The state of an episode: the facts, and how many turns in a row did nothing."""
-    return {"facts": first_facts(task.spec), "idle": 0}
 
 
 def respond(task, state: dict, text):
@@ -160,19 +157,17 @@ def respond(task, state: dict, text):
     """
     # `look` has no place and changes nothing: it is idle, as is what is no command
     verb, thing, place = read_command(text) or ("", "", "")
-    stands_there = any(place == name for name, _, _ in task.spec["house"])
-    new_facts = act(state["facts"], verb, thing, place) if stands_there else None
-    if new_facts:
-        state["facts"], state["idle"] = new_facts, 0
+    if does_something(task.spec, state, verb, thing, place):
+        execute(state, verb, thing, place)
+        state["idle"] = 0
     else:
         state["idle"] += 1
-    facts = state["facts"]
-    if reached(task.spec, facts) or state["idle"] == PATIENCE:
+    if reached(task.spec, state) or state["idle"] == PATIENCE:
         return None
     if state["idle"] and verb != "look":
         return "nothing happens ."
     if verb in ("go", "open", "look"):
-        return seen(facts, value_of(facts, "at"))
+        return seen(state)
     return f"you {verb} {thing} ."
 
 
@@ -180,49 +175,45 @@ def respond(task, state: dict, text):
 # the planner
 
 
-def plan(task):
-    """The commands of a shortest solution, a tuple, or None if there is none."""
-    return _plan(task.text)
+def plan(task, is_blind=False):
+    """Return the commands of a shortest solution: one object of the goal is brought after the
+    other, in the better of the two orders.
+
+    is_blind: return those of one who does not see into closed receptacles, and opens them in their
+    order until the object is there.
+    """
+    goal = task.spec["goal"]
+    order = goal
+    if len(walk(task.spec, goal[::-1])) < len(walk(task.spec, goal)):
+        order = goal[::-1]
+    return walk(task.spec, order, is_blind)
 
 
-@lru_cache(4096)
-def _plan(text):
-    # breadth first, and bounded
-    spec = read_household(text)
-    known, queue = {first_facts(spec): ()}, deque([first_facts(spec)])
-    while queue and len(known) < MAX_STATES:
-        facts = queue.popleft()
-        if reached(spec, facts):
-            return tuple(say(*command) for command in known[facts])
-        for command in useful(spec, facts):
-            after = act(facts, *command)
-            if after is not None and after not in known:
-                known[after] = (*known[facts], command)
-                queue.append(after)
-    return None
-
-
-def useful(spec, facts):
-    """Yield the commands that a shortest plan may contain: it touches only the goal's objects, and
-    visits only the places where these were, where they are treated, and the target."""
-    things = [thing for _, thing in spec["goal"]]
-    treatments = [TREATMENTS[how] for how, _ in spec["goal"] if how]
-    source = {thing: place for place, _, held in spec["house"] for thing in held}
-    places = [source[thing] for thing in things]
-    places += [place for _, place in treatments]
-    places.append(spec["target"])
-    names = [name for name, _, _ in spec["house"]]
-    for place in places:
-        if place in names:
-            yield "go", "", place
-    at = value_of(facts, "at")
-    yield "open", "", at
-    for thing in things:
-        yield "take", thing, at
-        yield from ((verb, thing, at) for verb, _ in treatments)
-        # nowhere else: the agent carries one object at a time
-        if at == spec["target"]:
-            yield "put", thing, at
+def walk(spec, pairs, is_blind=False) -> list:
+    """Return the commands that bring these objects of the goal to the target, one by one."""
+    source = {thing: place for place, _, things in spec["house"] for thing in things}
+    shut = [place for place, closed, _ in spec["house"] if closed]
+    commands, at = [], ""
+    for how, thing in pairs:
+        steps = [("take", source[thing]), ("put", spec["target"])]
+        if how:
+            steps.insert(1, TREATMENTS[how])
+        elif source[thing] == spec["target"]:
+            continue  # it is there
+        for verb, place in steps:
+            if is_blind and verb == "take" and place in shut:
+                while shut[0] != place:
+                    at = shut.pop(0)
+                    commands += [say("go", "", at), say("open", "", at)]
+            if place != at:
+                commands.append(say("go", "", place))
+                at = place
+            # an appliance treats a thing without being opened
+            if place in shut and place in (source[thing], spec["target"]):
+                commands.append(say("open", "", place))
+                shut.remove(place)
+            commands.append(say(verb, thing, place))
+    return commands
 
 
 # ---------------------------------------------------------------------------------------------
@@ -230,7 +221,7 @@ def useful(spec, facts):
 
 
 def household(spec, closed_seen=True) -> str:
-    """A spec as text: the goal, then each receptacle and what is in it.
+    """Return a spec as text: the goal, then each receptacle and what is in it.
 
     closed_seen: also what is in closed receptacles. The place follows the thing: so a small model
     looks it up best.
@@ -264,15 +255,13 @@ def read_household(text, goal_pattern=GOAL, copies=1) -> dict:
     if goal is None or None in parts:
         raise InvalidTask("malformed")
     # a part is a receptacle, perhaps closed, or an object and its place
-    lying = [(part[3], part[4]) for part in parts if part[3]]
-    house = []
+    house = [[part[1] or part[2], bool(part[2]), []] for part in parts if not part[3]]
+    things_in = {name: things for name, _, things in house}
     for part in parts:
-        name = part[1] or part[2]
-        if name:
-            things = [thing for thing, place in lying if place == name]
-            house.append([name, bool(part[2]), things])
-    if not {place for _, place in lying} <= {name for name, _, _ in house}:
-        raise InvalidTask("inconsistent")
+        if part[3]:
+            if part[4] not in things_in:
+                raise InvalidTask("inconsistent")
+            things_in[part[4]].append(part[3])
     pairs = [[goal[1] or "", goal[2]]]
     if goal[4]:
         pairs.append([goal[3] or "", goal[4]])
@@ -291,19 +280,19 @@ def check_household(spec, copies=1):
     # each place is there once, and the goal names each object once, which has to be there
     is_twice = any(len(set(group)) < len(group) for group in (names, wanted))
     is_too_often = any(things.count(thing) > copies for thing in things)
-    if is_twice or is_too_often:
-        raise InvalidTask("inconsistent")
-    if spec["target"] not in names or not set(wanted) <= set(things):
+    is_missing = spec["target"] not in names or not set(wanted) <= set(things)
+    if is_twice or is_too_often or is_missing:
         raise InvalidTask("inconsistent")
 
 
 def solved(text, origin="env", seed="", epoch=0) -> Task:
-    """Text -> a task that the planner has solved. Raises InvalidTask."""
+    """Return a text as a task that has a solution. Raises InvalidTask."""
     spec = read_household(text)
     task = Task(household(spec), spec, origin, seed, epoch)
-    commands = plan(task)
-    if commands is None:
+    appliances = {TREATMENTS[how][1] for how, _ in spec["goal"] if how}
+    if not appliances <= {place for place, _, _ in spec["house"]}:
         raise InvalidTask("unsolvable")
+    commands = plan(task)
     if not commands:
         raise InvalidTask("nothing to do")
     if len(commands) > MAX_PLAN:
@@ -314,7 +303,7 @@ def solved(text, origin="env", seed="", epoch=0) -> Task:
 
 
 def longest_search(spec, commands) -> int:
-    """Turns of a shortest plan for one who does not see into closed receptacles and is unlucky.
+    """Return how many turns one needs who does not see into closed receptacles and is unlucky.
 
     commands: the plan. Where it fetches a thing out of a closed receptacle, every other closed one
     may have to be visited and opened before.
@@ -329,8 +318,8 @@ def longest_search(spec, commands) -> int:
 
 
 def key_of(task) -> str:
-    """The household without the order in which it is told, and without what does not matter: empty
-    receptacles, except for the goal's."""
+    """Return the household without its order, and without what does not matter: empty receptacles,
+    except for the goal's."""
     spec = task.spec
     house = sorted([place, closed, sorted(things)] for place, closed, things in spec["house"]
                    if things or place == spec["target"])
@@ -338,7 +327,7 @@ def key_of(task) -> str:
 
 
 def kinds_of(task):
-    """The kinds of difficulty in it: "place" if there is no other."""
+    """Return the kinds of difficulty in it: "place" if there is no other."""
     goal, kinds = task.spec["goal"], []
     wanted = {thing for _, thing in goal}
     for place, closed, things in task.spec["house"]:
@@ -352,7 +341,7 @@ def kinds_of(task):
 
 
 def rung_of(task) -> str:
-    """The rung of the goal."""
+    """Return the rung of the goal."""
     kinds = kinds_of(task)
     if "two" in kinds and not set(TREATMENTS).isdisjoint(kinds):
         return "both"
@@ -364,7 +353,7 @@ def rung_of(task) -> str:
 
 
 def random_spec(rng, rung, extra) -> dict:
-    """A household whose goal is of a rung, with `extra` receptacles besides the three
+    """Draw a household whose goal is of a rung, with `extra` receptacles besides the three
     appliances."""
     names = APPLIANCES + rng.sample(RECEPTACLES[:-3], extra)
     rng.shuffle(names)
@@ -390,7 +379,7 @@ def random_spec(rng, rung, extra) -> dict:
 
 
 def random_task(rng, rung, extra, origin, taken):
-    """Return a solvable task of exactly that rung whose key is not taken."""
+    """Draw a solvable task of exactly that rung whose key is not taken."""
     while True:
         spec = random_spec(rng, rung, rng.choice(extra))
         with suppress(InvalidTask):
@@ -401,7 +390,7 @@ def random_task(rng, rung, extra, origin, taken):
 
 @lru_cache
 def held_out() -> dict:
-    """{split: tasks}: PER_RUNG of each rung in each of two disjoint splits."""
+    """Draw {split: tasks}: PER_RUNG of each rung in each of two disjoint splits."""
     rng, splits, taken = random.Random(SEED), {"validation": [], "tuning": []}, set()
     for rung in RUNGS:
         for split in splits.values():
@@ -430,29 +419,10 @@ def held_out_keys() -> frozenset:
 # the stand-in for an instruct model
 
 
-def expert(task):
-    """Return the plan of one who does not see into closed receptacles: they are opened in their
-    order."""
-    shut = [place for place, closed, _ in task.spec["house"] if closed]
-    steps = [read_command(command) for command in plan(task)]
-    sources = [place for verb, _, place in steps if verb == "take"]
-    commands, looked = [], set()
-    for command, (verb, _, place) in zip(plan(task), steps):
-        # before fetching something out of one he looks into those before it
-        if verb == "go" and place in shut and place in sources:
-            for other in shut[:shut.index(place)]:
-                if other not in looked:
-                    commands += [f"go to {other}", f"open {other}"]
-                    looked.add(other)
-        if verb == "open":
-            looked.add(place)
-        commands.append(command)
-    return commands
-
-
 def slip(task, rng):
-    """The expert's commands with mistakes, each kind at its rate."""
-    slipped, commands = [], expert(task)
+    """Draw the commands of one who does not see into closed receptacles, with mistakes: each kind
+    at its rate."""
+    slipped, commands = [], plan(task, is_blind=True)
     for i, command in enumerate(commands):
         verb, thing, place = read_command(command)
         if verb == "open" and rng.random() < KINDS["closed"]:
@@ -478,7 +448,7 @@ def slip(task, rng):
 
 
 def vary(task, rng) -> Task:
-    """A near variation: one name or place changes, and perhaps the goal by a rung or a lid."""
+    """Draw a near variation: one name or place changes, and perhaps the goal by a rung or a lid."""
     while True:
         spec = read_household(task.text)
         edit_place(spec, rng)
@@ -552,24 +522,24 @@ class World(TinyWorld):
         return base()
 
     def validation_tasks(self, split="validation"):
-        """105 tasks, fifteen per rung."""
+        """Return 105 tasks, fifteen per rung."""
         return held_out()[split]
 
     def env_prompt(self, seed_task, success):
-        """The recent success rate, or that it is unknown, and the seed task."""
+        """Return the recent success rate, or that it is unknown, and the seed task."""
         return f"vary {bucket(success)} {seed_task.text} =>"
 
     def agent_prompt(self, task):
-        """Everything except the contents of closed receptacles."""
+        """Return everything except the contents of closed receptacles."""
         return f"{household(task.spec, closed_seen=False)} >"
 
     def parse_task(self, text, seed_task, epoch):
-        """The simulator's text -> a solvable household. Raises InvalidTask with the reason to
-        count."""
+        """Return the simulator's text as a solvable household. Raises InvalidTask with the reason
+        to count."""
         return solved(text, "env", seed_task.id, epoch)
 
     def score(self, task, response):
-        """Eq. 1, structured: 1 if the goal is reached, else 0; valid: every turn is a command.
+        """Return Eq. 1: 1 if the goal is reached, else 0; valid: every turn is a command.
 
         response: the agent's turns, a list of texts. They are executed again from the start.
         """
@@ -578,20 +548,20 @@ class World(TinyWorld):
             if respond(task, state, turn) is None:
                 break
         valid = bool(response) and all(map(read_command, response))
-        return float(reached(task.spec, state["facts"])), valid  # Eq. 1: 1[a' in A_goal]
+        return float(reached(task.spec, state)), valid  # Eq. 1: 1[a' in A_goal]
 
     def gold(self, task):
-        """A shortest plan, a command on each line."""
+        """Return a shortest plan, a command on each line."""
         return "\n".join(plan(task))
 
     def task_length(self, task):
-        """Turns of a shortest plan, of one who sees into closed receptacles."""
+        """Return the turns of a shortest plan, of one who sees into closed receptacles."""
         return len(plan(task))
 
     # ---- the stand-in for an instruct model
 
     def demonstrate(self, task, rng):
-        """(prompt, episode) of the agent's role, with slips; then `look` until the episode is
+        """Draw (prompt, episode) of the agent's role, with slips; then `look` until the episode is
         over."""
         commands, state, parts = slip(task, rng), start(task), []
         while True:
@@ -604,7 +574,7 @@ class World(TinyWorld):
             parts.append(f"{SPECIAL[1]} {observation}")
 
     def pairs(self, rng, n):
-        """n examples for the base model, (prompt, response), all of one role and of like length.
+        """Draw n pairs (prompt, response) for the base model, all of one role and of like length.
 
         Batches of one kind are padded little: the base model is trained in half the time. Every
         task is a new one, none of them held out: from 3,000 of them a model learnt a part by heart.

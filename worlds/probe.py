@@ -42,8 +42,8 @@ def try_world(world):
         expect(is_list, method, "a list of Tasks, not empty", tasks)
         for task in tasks:
             is_right = is_task(task) and (task.origin == "base" or split != "base")
-            expect(is_right, method, "Tasks with a text and a JSON spec, the base's of origin 'base'",
-                   task)
+            rule = "Tasks with a text and a spec for JSON; base tasks of origin 'base'"
+            expect(is_right, method, rule, task)
             for key in task_keys(world, task):
                 is_new = split_of.setdefault(key, split) == split
                 expect(is_new, method, "no task that another split has", task)
@@ -91,10 +91,16 @@ def warn_if_prompts_contain_answers(world, tasks):
 
 # ---- a task
 
+# {method of a task: its allowed types of result}
+RETURNS = {"category": str, "leaks": str, "skills": (list, tuple), "task_length": (int, float)}
+
+
 def try_task(world, task):
     """Call the methods that the loop calls on a task."""
-    for name in ("category", "leaks", "skills", "task_length"):
-        getattr(world, name)(task)
+    for name, types in RETURNS.items():
+        method = getattr(world, name)
+        value = method(task)
+        expect(isinstance(value, types), method, f"one of {types}", value, task)
     prompts = world.agent_prompt(task), world.env_prompt(task, None), world.env_prompt(task, 0.5)
     for prompt in prompts:
         rule = "(and env_prompt as well) a text or chat messages"

@@ -35,19 +35,19 @@ N_BASE, PER_TOOL = 300, 50  # base tasks; held-out tasks of each tool, of its 1,
 
 
 def make(tool, digits, *rest) -> Task:
-    """A task; rest: the last fields of a Task, which are origin, seed task and epoch."""
+    """Return a task; rest: the last fields of a Task, which are origin, seed task and epoch."""
     text = " ".join([tool, *map(str, digits)])
     return Task(text, {"tool": tool, "digits": digits}, *rest)
 
 
 def random_task(rng, tools, origin) -> Task:
-    """A task of one of these tools."""
+    """Draw a task of one of these tools."""
     digits = [rng.randrange(10) for _ in range(3)]
     return make(rng.choice(tools), digits, origin)
 
 
 def draw_of_each(rng, kinds, number, origin, taken=()) -> dict:
-    """{id: task}: so many different tasks of each kind, none of them in `taken`.
+    """Draw {id: task}: this many different tasks of each kind, none of them in `taken`.
 
     Hold out a tenth of a kind's tasks at most, or too few are left to learn from. Raises UserError
     for a kind that has fewer.
@@ -88,24 +88,24 @@ class World(worlds.World):
     # ---- task sets
 
     def base_tasks(self):
-        """The easy tasks that everything starts from."""
+        """Return the easy tasks that everything starts from."""
         number = N_BASE // len(BASE_TOOLS)
         return list(draw_of_each(random.Random(1), BASE_TOOLS, number, "base", HELD_OUT).values())
 
     def validation_tasks(self, split="validation"):
-        """Every other held-out task; "tuning": the ones in between."""
+        """Return every other held-out task; "tuning": the ones in between."""
         first = 1 if split == "tuning" else 0
         return list(HELD_OUT.values())[first::2]
 
     # ---- the simulator: what it is asked, and how its text is read
 
     def env_prompt(self, seed_task, success):
-        """`vary 2/4 dbl 3 7 1 =>`"""
+        """Return `vary 2/4 dbl 3 7 1 =>`."""
         quarters = "?" if success is None else round(4 * success)
         return f"vary {quarters}/4 {seed_task.text} =>"
 
     def parse_task(self, text, seed_task, epoch):
-        """`dbl 3 7 2` as a task."""
+        """Return `dbl 3 7 2` as a task."""
         words = text.split() or [""]
         tool, digits = words[0], words[1:]
         if tool not in TOOLS or len(digits) != 3 or not set(digits) <= set(DIGITS):
@@ -115,16 +115,16 @@ class World(worlds.World):
     # ---- the agent: what it is asked, and how its answer is scored
 
     def agent_prompt(self, task):
-        """`dbl 3 7 1 =`"""
+        """Return `dbl 3 7 1 =`."""
         return f"{task.text} ="
 
     def gold(self, task):
-        """A right answer, `6 4 2`."""
+        """Return a right answer, `6 4 2`."""
         tool = TOOLS[task.spec["tool"]]
         return " ".join(str(tool(digit) % 10) for digit in task.spec["digits"])
 
     def score(self, task, response):
-        """Eq. 1: (1 if every digit is right, else 0; whether there are three digits)."""
+        """Return Eq. 1: (1 if every digit is right, else 0; whether there are three digits)."""
         words = response.split() if len(response) < 99 else []
         is_valid = len(words) == 3 and set(words) <= set(DIGITS)
         is_right = words == self.gold(task).split()
@@ -133,17 +133,17 @@ class World(worlds.World):
     # ---- for the report
 
     def category(self, task):
-        """The row of the report."""
+        """Return the row of the report."""
         return task.spec["tool"]
 
     def skills(self, task):
-        """What a task exercises."""
+        """Return what a task exercises."""
         return [task.spec["tool"]]
 
     # ---- the base model
 
     def pairs(self, rng, n):
-        """n pairs (prompt, response) for the base model to imitate, half of them of each role."""
+        """Draw n pairs (prompt, response) for the base model to imitate, half of each role."""
         pairs = []
         for _ in range(n // 2):
             task = self.demo_task(rng, list(TOOLS))
@@ -156,14 +156,14 @@ class World(worlds.World):
         return pairs
 
     def demo_task(self, rng, tools):
-        """A task of one of these tools that is not held out."""
+        """Draw a task of one of these tools that is not held out."""
         task = random_task(rng, tools, "demo")
         while task.id in HELD_OUT:
             task = random_task(rng, tools, "demo")
         return task
 
     def with_slips(self, task, rng):
-        """An answer in which some digits are too large by one."""
+        """Draw an answer in which some digits are too large by one."""
         digits = []
         for right in self.gold(task).split():
             slip = 1 if rng.random() < SLIPS[task.spec["tool"]] else 0
@@ -171,5 +171,5 @@ class World(worlds.World):
         return " ".join(digits)
 
     def load_policy(self):
-        """The base model, trained once and kept until this file changes."""
+        """Load the base model, trained once and kept until this file changes."""
         return load_trained(self, WORDS, steps=300)

@@ -5,8 +5,9 @@ small model imperfect examples of both roles, and the loop starts from what it m
 
 Usage: the ladder's and the household's base models are in worlds/base, so that a run starts from
 the same bits on every machine. `python -m worlds.household train SEED FOLDER` trains another one,
-for `genenv.py --world household --model FOLDER`; seed 0 makes the shipped one. Rounding depends on
-the processor. worlds/template.py trains its model at the first start and keeps it in runs/base.
+for `genenv.py --world household --model FOLDER`; seed 0 makes the shipped one (the household's at
+commit 6eb4f27, before its planner was made simpler). Rounding depends on the processor.
+worlds/template.py trains its model at the first start and keeps it in runs/base.
 
 Deviations: the model has seen its two roles and nothing else, and one token is one word. Its layers
 are those of Qwen2, its type is Seed-OSS, which has the same: for the type qwen2 transformers'

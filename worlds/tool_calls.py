@@ -40,7 +40,6 @@ same calls or the same words count as one when copies, duplicates and held-out t
 an older target. What else a simulator may not get away with is in worlds/tools/leaks.py.
 """
 import hashlib
-import itertools
 import json
 import random
 import re
@@ -566,21 +565,20 @@ class World(worlds.World):
                 if self.tools and structured(task):
                     seed = _showing(seed, self._tools_with(task.spec["tools"], rng))
                 env.append((self.env_prompt(seed, None), self.task_as_written(task)))
-        return {"agent": [(self.agent_prompt(task), self.gold(task)) for task in tasks], "env": env}
+        return {"agent": [worlds.demonstration(self, task) for task in tasks], "env": env}
 
     def _examples_for(self, task, rng) -> list:
         """Return SHOWN_WITH of the tasks that the simulator may be shown to write this one: others
         of its kind."""
         keys = set(same_task_key(task))
 
-        def fits(other):
-            if structured(other) != structured(task) or not keys.isdisjoint(same_task_key(other)):
-                return False
-            return task.text not in other.text and other.text not in task.text
-
         tasks = self.base_tasks()
-        fitting = filter(fits, rng.sample(tasks, len(tasks)))
-        return list(itertools.islice(fitting, SHOWN_WITH))
+        examples = []
+        for other in rng.sample(tasks, len(tasks)):
+            is_same = not keys.isdisjoint(same_task_key(other))
+            if structured(other) == structured(task) and not is_same:
+                examples.append(other)
+        return examples[:SHOWN_WITH]
 
 
 def _showing(seed_task, tools) -> Task:

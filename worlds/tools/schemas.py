@@ -238,7 +238,7 @@ def check_calls(calls, tools: dict, least=1):
         raise InvalidTask("malformed task", f"calls is not a list of {least} to {MAX_CALLS} calls")
     for call in calls:
         if not well_formed(call):
-            detail = "a call is exactly name (text) and arguments (object)"
+            detail = "a call is exactly 'name', a text, and 'arguments', a JSON object"
             raise InvalidTask("malformed task", detail)
         name = call["name"]
         if name not in tools:

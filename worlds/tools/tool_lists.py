@@ -99,18 +99,16 @@ def read_tools(path):
         what = "list that continues: add the page of its nextCursor, whose functions are missing"
         notes[what].append(str(cursor)[:60])
     if not tools:
-        why = "give --tools a list of functions, as of tools/list; --base-tasks: examples"
-        if notes:
-            why = notes_line(notes)
-        raise UserError(f"{path}: no tool in it: {shorten(why, 200)}")
+        hint = "give --tools a list of functions, as of tools/list; --base-tasks: examples"
+        raise UserError(f"{path}: no tool in it: {shorten(notes_line(notes) or hint, 200)}")
     return tools, notes
 
 
 def next_cursor(values):
     """Return the nextCursor of an MCP list if no page in the file is its last one, else None."""
     answers = [value.get("result", value) for value in values if isinstance(value, dict)]
-    pages = [answer for answer in answers if isinstance(answer, dict) and "tools" in answer]
-    cursors = [page.get("nextCursor") for page in pages]
+    cursors = [answer.get("nextCursor") for answer in answers
+               if isinstance(answer, dict) and "tools" in answer]
     return cursors[-1] if cursors and all(cursors) else None
 
 
@@ -145,14 +143,14 @@ def read_json(path) -> list:
     values, place = [], 0
     while place < len(text):
         try:
-            value, place = json.JSONDecoder().raw_decode(text, place)
+            value, end = json.JSONDecoder().raw_decode(text, place)
         except (ValueError, RecursionError) as error:
             line = text.count("\n", 0, place) + 1
             fault = f"what begins in line {line} is not JSON: {first_line(error)}"
             raise UserError(f"{path}, {fault}; {what}") from None
         values.append(value)
         # past the blanks between two values
-        place = re.compile(r"\s*").match(text, place).end()
+        place = len(text) - len(text[end:].lstrip())
     return values
 
 
@@ -363,10 +361,9 @@ def _listed_tools(record: dict, listed: dict) -> list:
     if not listed:
         detail = "no tools: they belong in the line, or in the list of --tools"
         raise InvalidTask("tool schema", detail)
-    if not isinstance(record["calls"], list) or not all(map(well_formed, record["calls"])):
-        detail = "calls is not a list of calls, each a 'name' and 'arguments', a JSON object"
-        raise InvalidTask("malformed task", detail)
-    called = {call["name"] for call in record["calls"]}
+    # what is no call is reported when the task is made
+    calls = record["calls"] if isinstance(record["calls"], list) else []
+    called = {call["name"] for call in calls if well_formed(call)}
     for name in called - listed.keys():
         detail = f"{name!r:.80} is not in the list of --tools: {choose(name, listed)}"
         raise InvalidTask("unknown tool", detail)
