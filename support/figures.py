@@ -203,4 +203,4 @@ def legend_label(name: str) -> str:
     """Return a user's name for a legend, wrapped and never cut."""
     lines = textwrap.wrap(printable(name), LEGEND_COLUMNS, break_on_hyphens=False)
     # matplotlib hides labels that begin with "_", and reads mathematics between "$"
-    return " " + "\n".join(lines).replace("$", r"\$")
+    return " " + "\n ".join(lines).replace("$", r"\$")

@@ -26,7 +26,7 @@ from itertools import pairwise
 from pathlib import Path
 
 import curriculum
-from errors import UserError, choose, one_line, users_code
+from errors import UserError, one_line, users_code
 from support.probe import try_functions
 from worlds import load_world, world_names
 
@@ -42,7 +42,7 @@ class Options:
     variant: str = "genenv"
     """genenv; random: untrained simulator; the others: none"""
     world: str = "ladder"
-    """domain, a module of worlds/; it may add options"""
+    """domain, a module of worlds/, which may add options"""
     seed: int = 0
     """seeds adapters, sampling and every choice of the loop"""
     threads: int = 0
@@ -164,10 +164,10 @@ PRESETS = {  # a preset lists only what differs from the defaults, the world's i
     # fits one A100 / H100: a bf16 base, and all 72 groups at once
     "7b-80gb": {**_7B, "token_budget": 32768, "max_rows": 576}}
 
-CHOICES = {"variant": ("genenv", "random", "static", "teacher", "base"), "quant": ("", "nf4"),
+CHOICES = {"variant": ("genenv", "random", "static", "teacher", "base"), "quant": ("nf4",),
            "p_hat_unit": ("task", "seed", "batch"), "dtype": ("auto", "bf16", "fp32")}
 MOST = 1e18
-# lowest and highest value of an option; check_ranges defines those of the others
+# lowest and highest value of an option; add_option defines those of the others
 RANGES = {"alpha": (0.001, 0.999), "alpha_end": (0.001, 0.999), "base_share": (0, 1),
           "k_min": (0, 1), "temperature": (0.001, 1000), "agent_lr": (1e-12, 1),
           "env_lr": (1e-12, 1), "epochs": (0, MOST), "threads": (0, os.cpu_count() or 1),
@@ -196,12 +196,17 @@ def parser(world) -> "Parser":
                description="GenEnv: an agent and a task simulator co-evolve.",
                epilog=f"commands (each has --help):\n{commands}")
     p.add_argument("--preset", choices=PRESETS, help="a set of options")
-    group, texts, names_of = p, texts_of_fields(Options), choices(world)
+    texts = texts_of_fields(Options)
+    # worlds and functions, a user's own included, are found by name
+    texts["world"] += f": {', '.join(world_names())}"
+    for name, prefix in NAMED.items():
+        texts[name] += f": {', '.join(curriculum.functions(prefix))}"
+    group = p
     for f in fields(Options):
         if f.name in GROUPS:
             group = p.add_argument_group(GROUPS[f.name])
         if f.name in texts:
-            add_option(group, f.name, f.default, texts[f.name], names_of.get(f.name))
+            add_option(group, f.name, f.default, texts[f.name], CHOICES.get(f.name))
     group = p.add_argument_group("of this world")
     for name, (default, text, values) in world.OPTIONS.items():
         add_option(group, name, default, text, values)
@@ -219,36 +224,27 @@ def texts_of_fields(kind) -> dict:
 
 
 def add_option(p, name, default, text, values):
-    """Add an option with the type of its default. values: the allowed ones, None for any."""
-    if values:
-        text += f" [{', '.join(str(value) for value in values if value != '')}]"
+    """Add an option with the type of its default. values: the allowed ones, None for any.
+
+    Numbers are in RANGES, by default 0 or more; integers 1 or more unless their default is 0.
+    """
     if default not in ("", False):
         text += f" ({default})"
     text = text.replace("%", "%%")
-    kind = type(default)
+    kind = read = type(default)
     if kind is bool:
         p.add_argument(flag(name), help=text, action=argparse.BooleanOptionalAction)
-    else:
-        p.add_argument(flag(name), help=text, type=kind, metavar=kind.__name__)
+        return
+    if kind in (int, float):
+        smallest = 1 if kind is int and default else 0
+        read = at_least(*RANGES.get(name, (smallest, MOST)), kind)
+    p.add_argument(flag(name), help=text, type=read, choices=values,
+                   metavar=None if values else kind.__name__)
 
 
 def flag(name: str) -> str:
     """Return an option as a user types it."""
     return "--" + name.replace("_", "-")
-
-
-def choices(world) -> dict:
-    """Return {option: its allowed values}, for options that limit them.
-
-    Functions of curriculum.py and worlds, a user's own included, are found by name.
-    """
-    names_of = {**CHOICES, "world": world_names()}
-    for name, prefix in NAMED.items():
-        names_of[name] = curriculum.functions(prefix)
-    for name, (_, _, values) in world.OPTIONS.items():
-        if values:
-            names_of[name] = values
-    return names_of
 
 
 def parse_options(argv) -> Options:
@@ -319,12 +315,9 @@ def saved_options(folder) -> Options:
 
 def check_options(o: Options):
     """Raise UserError for the first option whose value cannot work."""
-    check_ranges(o)
-    check_choices(o)
     check_models(o)
-    if not o.resume:  # a resumed run passed these checks when it began
-        check_teacher(o)
-        check_alpha_end(o)
+    check_teacher(o)
+    check_alpha_end(o)
     check_band(o)
     try_functions(o)
 
@@ -332,33 +325,6 @@ def check_options(o: Options):
 def wrong_option(name: str, value, rule: str) -> UserError:
     """Return the error for an option."""
     return UserError(f"{flag(name)} is {value!r}: {rule}")
-
-
-def check_ranges(o):
-    """Check every number against RANGES, by default 0 or more; NaN always fails.
-
-    Integers must be at least 1 unless their default is 0.
-    """
-    defaults = vars(Options())
-    for name, (default, _, _) in load_world(o.world).OPTIONS.items():
-        defaults[name] = default
-    for name, value in flat(o).items():
-        kind = type(defaults.get(name))  # None: the world has lost it since the run began
-        if kind not in (int, float):
-            continue
-        least, most = RANGES.get(name, (0, MOST))
-        if kind is int and defaults[name] and name not in RANGES:
-            least = 1
-        if not isinstance(value, (int, kind)) or not least <= value <= most:
-            raise wrong_option(name, value, f"must be a number from {least:g} to {most:g}")
-
-
-def check_choices(o):
-    """Check that each option with limited values has one of them."""
-    values = flat(o)
-    for name, names in choices(load_world(o.world)).items():
-        if name != "world" and values[name] not in names:  # the world was checked on loading
-            raise wrong_option(name, values[name], choose(str(values[name]), names))
 
 
 def check_models(o):
@@ -396,12 +362,13 @@ def check_band(o):
 # argparse
 
 
-def at_least(least: int):
-    """Return an argparse type: an integer of at least `least`."""
+def at_least(least: int, most=MOST, kind=int):
+    """Return an argparse type: a number in a range, by default an integer of at least `least`."""
     def number(text):
-        if int(text) < least:
-            raise argparse.ArgumentTypeError(f"must be at least {least}, not {text}")
-        return int(text)
+        value = kind(text)
+        if not least <= value <= most:  # a NaN never is
+            raise argparse.ArgumentTypeError(f"must be from {least:g} to {most:g}, not {text}")
+        return value
     return number
 
 

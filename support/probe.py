@@ -6,17 +6,25 @@ During a run the same function raises an ordinary traceback.
 """
 import curriculum
 from data_pool import Trace
-from errors import is_number, users_code, wrong_value
+from errors import UserError, choose, is_number, users_code, wrong_value
 
 MOST_TRIED = 1000  # try at most this many epochs, and values of p_hat
 
 
 def try_functions(o):
     """Call the four functions on values like those of a run. Raise UserError if one fails."""
-    try_schedule(curriculum.functions("alpha_")[o.alpha_schedule], o)
-    try_difficulty_reward(curriculum.functions("reward_")[o.difficulty_reward], o)
-    try_seed_selection(curriculum.functions("seeds_")[o.seed_selection], o)
-    try_agent_reward(curriculum.functions("agent_reward_")[o.agent_reward], o)
+    try_schedule(function_of("alpha_", o.alpha_schedule), o)
+    try_difficulty_reward(function_of("reward_", o.difficulty_reward), o)
+    try_seed_selection(function_of("seeds_", o.seed_selection), o)
+    try_agent_reward(function_of("agent_reward_", o.agent_reward), o)
+
+
+def function_of(prefix: str, name: str):
+    """Return a function of curriculum.py. Raise UserError if it is not there."""
+    functions = curriculum.functions(prefix)
+    if name not in functions:
+        raise UserError(f"curriculum.py has no function {prefix}{name}: {choose(name, functions)}")
+    return functions[name]
 
 
 def try_once(function, is_right, rule: str, *args):
