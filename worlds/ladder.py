@@ -101,12 +101,20 @@ class Symbols:
 # chains of tools
 
 
-def run_tools(start, tools):
+def run_tools(start, tools) -> list:
     """Return the digits after each step: the executable checker's truth."""
     digits = [start]
     for name in tools:
         digits.append(TOOLS[name](digits[-1]) % 10)
     return digits[1:]
+
+
+def wrong_digit(name, digit) -> int:
+    """Return what a slip shows: the neighbouring tool's effect, or another digit where the two
+    tools agree."""
+    neighbour = NAMES[RUNG[name] - 1] if RUNG[name] else NAMES[1]
+    right, wrong = TOOLS[name](digit) % 10, TOOLS[neighbour](digit) % 10
+    return wrong if wrong != right else (right + 5) % 10
 
 
 @lru_cache
@@ -143,21 +151,14 @@ def vary(tools, rng) -> list:
     return tools
 
 
-def with_slips(start, tools, rng, share=1.0):
-    """Return the digits after each step, each wrong at a share of its tool's slip rate; a wrong one
+def with_slips(start, tools, rng, share=1.0) -> list:
+    """Draw the digits after each step, each wrong at a share of its tool's slip rate; a wrong one
     is carried on."""
     digit, digits = start, []
     for name in tools:
-        rung = RUNG[name]
-        truth = TOOLS[name](digit) % 10
-        # a slip shows the neighbouring tool's effect, or another digit where the two agree
-        neighbour = NAMES[rung - 1] if rung else NAMES[1]
-        wrong = TOOLS[neighbour](digit) % 10
-        if wrong == truth:
-            wrong = (truth + 5) % 10
-        slip_rate = 0.05 + 0.90 * rung / (len(NAMES) - 1)  # .05 to .95
+        slip_rate = 0.05 + 0.90 * RUNG[name] / (len(NAMES) - 1)  # .05 to .95
         is_slip = rng.random() < share * slip_rate
-        digit = wrong if is_slip else truth
+        digit = wrong_digit(name, digit) if is_slip else TOOLS[name](digit) % 10
         digits.append(digit)
     return digits
 
