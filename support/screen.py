@@ -6,7 +6,6 @@ Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success
 tasks: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
 """
 import shlex
-import sys
 
 from support.figures import was_measured
 from support.report import as_text, duration, facts
@@ -32,16 +31,14 @@ COLUMNS = (  # figure, width and format, aligned with LEGEND
 
 
 def banner(o, folder, threads: int) -> str:
-    """Return the first lines of a run: world, models, folder and the command line's options."""
+    """Return the first lines of a run: world, models and folder."""
     models = o.model or "the world's own"
     if o.env_model:
         models += f" and {o.env_model}"
     dtype = o.quant or o.dtype
-    options = " ".join(sys.argv[1:]) or "none given"
     return (f"world    {o.world}, variant {o.variant}, seed {o.seed}\n"
             f"model    {models}, dtype {dtype}, LoRA of rank {o.rank}, threads {threads}\n"
-            f"folder   {folder}, epochs 0 to {o.epochs}\n"
-            f"options  {options}")
+            f"folder   {folder}, epochs 0 to {o.epochs}")
 
 
 def line(r: dict, before=()) -> str:
