@@ -135,11 +135,12 @@ def points(runs, key) -> list:
 
     runs: the records of each run.
     """
-    by_run = []
+    by_epoch = {}
     for metrics in runs:
-        by_run.append({m["epoch"]: m[key] for m in metrics if was_measured(m, key)})
-    epochs = set.intersection(*(set(values) for values in by_run))
-    return [(t, [values[t] for values in by_run]) for t in sorted(epochs)]
+        for m in metrics:
+            if was_measured(m, key):
+                by_epoch.setdefault(m["epoch"], []).append(m[key])
+    return [(t, values) for t, values in sorted(by_epoch.items()) if len(values) == len(runs)]
 
 
 def was_measured(m, key) -> bool:
@@ -177,11 +178,13 @@ def curves(lines: dict, unit: str, band=()):
             continue
         epochs = [t for t, _ in line]
         means = [fmean(values) for _, values in line]
-        errors = [standard_error(values) for _, values in line]
+        errors = None
+        if len(line[0][1]) > 1:
+            errors = [stdev(values) / len(values) ** 0.5 for _, values in line]
         # draw thin lines over thick ones, as they may coincide
         width = 3 / (1 + index / 2)
-        axis.errorbar(epochs, means, errors if any(errors) else None, label=label,
-                      color=f"C{index}", lw=width, elinewidth=1, marker="o", ms=3)
+        axis.errorbar(epochs, means, errors, label=label, color=f"C{index}", lw=width,
+                      elinewidth=1, marker="o", ms=3)
     if band:
         axis.fill_between(*band, alpha=0.15, lw=0, label="the band alpha ± k_min")
     axis.set_ylim(bottom=0)
@@ -190,13 +193,6 @@ def curves(lines: dict, unit: str, band=()):
     axis.grid(alpha=0.25)
     figure.legend(loc="outside upper left", frameon=False)
     return figure
-
-
-def standard_error(values) -> float:
-    """Return the standard error of the mean; 0 for a single value, which has no spread."""
-    if len(values) == 1:
-        return 0.0
-    return stdev(values) / len(values) ** 0.5
 
 
 def legend_label(name: str) -> str:

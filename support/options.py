@@ -190,11 +190,10 @@ COMMANDS = {"warm-start": "a small model imitates tasks in both roles before its
 
 def parser(world) -> "Parser":
     """Return a parser of a run's options and of those of a world (a class)."""
-    commands = "\n".join(f"  {name:<12}{text}" for name, text in COMMANDS.items())
     p = Parser(prog="python genenv.py", argument_default=argparse.SUPPRESS,
                usage="python genenv.py [options]   or   python genenv.py COMMAND ...",
                description="GenEnv: an agent and a task simulator co-evolve.",
-               epilog=f"commands (each has --help):\n{commands}")
+               epilog=f"commands, each with --help: {', '.join(COMMANDS)}")
     p.add_argument("--preset", choices=PRESETS, help="a set of options")
     texts = texts_of_fields(Options)
     # worlds and functions, a user's own included, are found by name
@@ -266,8 +265,6 @@ def parse_options(argv) -> Options:
             raise UserError("--resume needs --out RUN: which run is to be resumed?")
         saved = saved_options(first.out)
         world = load_world(saved.world)
-    if "world" in preset and not issubclass(world, load_world(preset["world"])):
-        raise UserError(f"--preset {first.preset} is for --world {preset['world']}")
 
     file = inspect.getfile(world)
     with users_code(file, f"OPTIONS {world.OPTIONS}"):
@@ -314,39 +311,19 @@ def saved_options(folder) -> Options:
 
 
 def check_options(o: Options):
-    """Raise UserError for the first option whose value cannot work."""
-    check_models(o)
-    check_teacher(o)
-    check_alpha_end(o)
-    check_band(o)
-    try_functions(o)
-
-
-def wrong_option(name: str, value, rule: str) -> UserError:
-    """Return the error for an option."""
-    return UserError(f"{flag(name)} is {value!r}: {rule}")
-
-
-def check_models(o):
-    """Check the combination of models, and the arguments of the chat template."""
+    """Raise UserError for the first options that cannot work together."""
     if o.env_model and not o.model:
-        raise wrong_option("env_model", o.env_model, "it needs the agent's --model: give both")
+        raise UserError("--env-model needs the agent's --model: give both")
     with one_line("--chat-template-kwargs", 'must be JSON such as {"enable_thinking": false}'):
         dict(**json.loads(o.chat_template_kwargs or "{}"))
-
-
-def check_teacher(o):
-    """Check that --teacher-tasks and --variant teacher come together."""
     if (o.variant == "teacher") != bool(o.teacher_tasks):
-        raise wrong_option("teacher_tasks", o.teacher_tasks,
-                           "--variant teacher needs a file of tasks, no other variant accepts one")
-
-
-def check_alpha_end(o):
-    """Check that a schedule which leads from --alpha to --alpha-end has some way to go."""
+        raise UserError("--variant teacher needs the file of --teacher-tasks, and no other variant "
+                        "accepts one")
     if o.alpha_schedule in ("linear", "cosine", "step") and o.alpha == o.alpha_end:
-        raise wrong_option("alpha_end", o.alpha_end,
-                           f"--alpha-schedule {o.alpha_schedule} needs one other than --alpha")
+        raise UserError(f"--alpha-schedule {o.alpha_schedule} leads from --alpha to --alpha-end: "
+                        "give two values")
+    check_band(o)
+    try_functions(o)
 
 
 def check_band(o):
@@ -354,8 +331,8 @@ def check_band(o):
     if o.p_hat_unit != "task" or o.alpha_schedule != "constant" or o.variant != "genenv":
         return
     if not any(curriculum.in_band(k / o.G, o.alpha, o.k_min) for k in range(o.G + 1)):
-        raise wrong_option("k_min", o.k_min, f"with --G {o.G} no p_hat lies within it of --alpha "
-                                             f"{o.alpha}: raise --k-min or --G")
+        raise UserError(f"with --G {o.G} no p_hat lies within --k-min {o.k_min} of --alpha "
+                        f"{o.alpha}: raise --k-min or --G")
 
 
 # ---------------------------------------------------------------------------------------------

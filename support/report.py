@@ -27,7 +27,6 @@ EXPLANATION = ("Samples: a task, in grey the one it varies, a right answer, the 
 FACTS = {"held-out success": "validation", "held-out, greedy answers": "validation_greedy",
          "success on generated tasks": "success_rate", "mixed groups": "mixed_share",
          "mixed, of those possible": "mixed_of_possible", "alpha": "alpha"}
-TEXT_LIMIT = 900  # a page shows this many characters of a task or an attempt
 
 
 def write(folder) -> Path:
@@ -174,4 +173,4 @@ def card(r) -> dict:
         for e in r["traces"]:
             kind = "right" if e["reward"] >= 0.5 else "wrong"
             texts.append((kind, f"r = {e['reward']:.2g}: {e['text']}"))
-    return {"tag": tag, "texts": [(kind, text[:TEXT_LIMIT]) for kind, text in texts]}
+    return {"tag": tag, "texts": texts}
