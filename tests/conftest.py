@@ -9,6 +9,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import pytest
 
 import genenv
+from helpers import ENDINGS, tiny_policy
 from support import report
 from worlds import ladder, tiny_model
 
@@ -27,6 +28,12 @@ def model(tmp_path_factory):
     """Folder of a saved random chat model, one token per byte."""
     from test_tool_calls import chat_model
     return chat_model(tmp_path_factory.mktemp("chat"), hidden=32)
+
+
+@pytest.fixture(scope="module")
+def ending():
+    """A live policy whose rollouts, or turns, end early, at different times."""
+    return tiny_policy(eos_token_id=ENDINGS)
 
 
 @pytest.fixture(scope="session")

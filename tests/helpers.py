@@ -24,6 +24,7 @@ EXAMPLE_LIST = [  # options: our own list of functions, its few examples and hel
     "--validation-tasks", str(WORLDS / "tools/example_heldout.jsonl")]
 WORDS = ["<pad>", "<eos>", "<stop>", "<bos>", *(f"w{i}" for i in range(36))]  # V = 40
 PAD, EOS, STOP, BOS = range(4)
+ENDINGS = [EOS, *range(4, 12)]  # many ways to end: responses of all lengths, rows leave early
 TEMPLATE = ("<bos> {% for m in messages %}w0 {{ m['content'] }} <eos> {% endfor %}"
             "{% if add_generation_prompt %}w1{% endif %}")
 
@@ -139,12 +140,9 @@ def clear(policy):
             p.grad = None
 
 
-def weights(policy, adapter=None):
-    """Copy the parameters of one adapter, or of the base (adapter None), bit for bit."""
-    if adapter:
-        return [p.detach().clone() for p in policy.params[adapter]]
-    return [p.detach().clone() for n, p in policy.model.named_parameters()
-            if not any(f".{name}." in n for name in policy.params)]
+def weights(policy, adapter):
+    """Copy the parameters of one adapter, bit for bit."""
+    return [p.detach().clone() for p in policy.params[adapter]]
 
 
 def equal_bits(a, b):

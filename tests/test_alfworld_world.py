@@ -123,7 +123,8 @@ def test_the_world_says_what_it_needs(monkeypatch):
     monkeypatch.setattr(a, "find_spec", lambda name: None)
     user_error("textworld", load_world("alfworld"), OPTIONS)
     monkeypatch.setattr(a, "find_spec", lambda name: name)
-    user_error("makes its own tasks", load_world("alfworld"), replace(OPTIONS, base_tasks="t.jsonl"))
+    given = replace(OPTIONS, base_tasks="t.jsonl")
+    user_error("makes its own tasks", load_world("alfworld"), given)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -99,7 +99,7 @@ def in_child(command) -> int:
     return os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
 
 
-@pytest.mark.parametrize("nth", [2, 3], ids=["first", "second"])
+@pytest.mark.parametrize("nth", [2, 3])
 def test_killed_while_saving(nth, quiet_run, tmp_path, small_ladder):
     """Otherwise a kill just before a checkpoint takes its name, when all other files know more than
     the last one, would cost the run or repeat what it wrote."""
@@ -190,15 +190,12 @@ def project(tmp_path, monkeypatch):
     return tmp_path / "project"
 
 
-@pytest.mark.parametrize("name, before, after", [
-    ("grpo.py", 'SCALE = "std"', 'SCALE = "none"'), ("rwr.py", "KL_CAP = 0.5", "KL_CAP = 5.0"),
-    ("worlds/tiny_model.py", "import", "import ast, ")])
-def test_an_edited_method_is_another_setting(name, before, after, project):
+@pytest.mark.parametrize("name", ["grpo.py", "rwr.py", "worlds/tiny_model.py"])
+def test_an_edited_method_is_another_setting(name, project):
     """Otherwise compare would print the mean of two methods as one."""
-    o, text = genenv.Options(), (project / name).read_text()
+    o, file = genenv.Options(), project / name
     first = origin.code_versions(o)
-    assert before in text
-    (project / name).write_text(text.replace(before, after, 1))
+    file.write_text(file.read_text() + "EDITED = True\n")
     edited = origin.code_versions(o)
     assert {key for key in edited if edited[key] != first[key]} == {name}
     # in a run that was resumed after the edit both are told
@@ -267,12 +264,9 @@ def test_each_player_saves_its_own_adapter(tmp_path, small_ladder, monkeypatch):
 
     monkeypatch.setattr(ladder.World, "load_policy", load_policy)
     assert run(tmp_path / "r", small_ladder, 1, "--env-model", small_ladder) == 0
-    saved = checkpoint.read(tmp_path / "r" / "checkpoint.pt")["adapters"]
-    for name, params in saved.items():
+    for name in ("agent", "env"):
         weights = load_file(tmp_path / "r" / "adapters" / name / "adapter_model.safetensors")
-        trained = [w for key, w in weights.items() if "lora_B" in key]
-        assert any(w.abs().max() > 0 for w in trained), name
-        assert len(weights) == len(params)
+        assert any(w.any() for key, w in weights.items() if "lora_B" in key), name
 
 
 def test_a_model_is_recognised_by_every_tensor(tmp_path):

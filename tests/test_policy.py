@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig
 
-from helpers import (BOS, EOS, STOP, TINY, UNEVEN_GROUPS, clear, equal_bits, gradients, naive_row,
+from helpers import (BOS, ENDINGS, EOS, STOP, TINY, UNEVEN_GROUPS, clear, equal_bits, gradients, naive_row,
                      nearly_equal, random_groups, randomise, rollouts_of, tiny_lm, tiny_policy,
                      toy_tokenizer, user_error)
 from model import decoding
@@ -27,19 +27,12 @@ from support.options import Options
 from worlds import open_policy
 
 ROLLOUTS = rollouts_of(random_groups(UNEVEN_GROUPS))
-ENDINGS = [EOS, *range(4, 12)]  # many ways to end: responses of all lengths, rows leave early
 
 
 @pytest.fixture(scope="module")
 def shared():
     """One live policy for the tests that change nothing."""
     return tiny_policy()
-
-
-@pytest.fixture(scope="module")
-def ending():
-    """One live policy whose rollouts end early, at different times."""
-    return tiny_policy(eos_token_id=ENDINGS)
 
 
 @pytest.fixture

@@ -11,9 +11,8 @@ from genenv import Options
 from helpers import refused_with, tiny_lm, user_error
 from model.chat import Chat
 from policy import Policy, Rollout
-from interaction import check_task
+from interaction import attempt_score, check_task
 from worlds import InvalidTask, held_out_keys, special_token_in, task_keys
-from interaction import attempt_score
 from worlds.tools.leaks import leaks
 from worlds.tools.schemas import structured
 from worlds.tool_calls import World, make_task, read_tasks, same_task_key
@@ -245,7 +244,7 @@ SCORES = [
 ]
 
 
-@pytest.mark.parametrize("task, response, expected", SCORES, ids=range(len(SCORES)))
+@pytest.mark.parametrize("task, response, expected", SCORES)
 def test_score_table(task, response, expected, world):
     """Otherwise GRPO would be paid for other answers than those of Eq. 1."""
     assert world.score(task, response) == expected
@@ -334,15 +333,8 @@ def test_added_tokens_of_both_kinds_are_no_text_of_a_task():
 
 def test_an_answer_is_imitated_as_it_follows_its_prompt():
     """Otherwise the model would learn a blank, with which some tokenizers begin each text."""
-    from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-    from transformers import PreTrainedTokenizerFast
-    characters = "\u2581abcdefghijklmnopqrstuvwxyz:(=1)"
-    vocabulary = {character: i for i, character in enumerate(["</s>", *characters])}
-    raw = Tokenizer(models.BPE(vocabulary, merges=[]))
-    raw.pre_tokenizer, raw.decoder = pre_tokenizers.Metaspace(), decoders.Metaspace()
-    chat = Chat(PreTrainedTokenizerFast(
-        tokenizer_object=raw, eos_token="</s>", pad_token="</s>", chat_template=(
-            "{% for m in messages %}{{ m['role'] }}:{{ m['content'] }}</s>{% endfor %}"
-            "{% if add_generation_prompt %}assistant:{% endif %}")))
+    tokenizer = byte_tokenizer()
+    tokenizer.backend_tokenizer.pre_tokenizer.add_prefix_space = True
+    chat = Chat(tokenizer)
     rollout = Policy.as_drawn(chat, [{"role": "user", "content": "dim it"}], "f(x=1)")
-    assert chat.decode(rollout.prompt + rollout.response).endswith("assistant:f(x=1)")
+    assert chat.decode(rollout.prompt + rollout.response).endswith("assistant\nf(x=1)")

@@ -119,7 +119,7 @@ def read(parameters):
     return normalized_tool({"name": "f", "parameters": parameters})["parameters"]
 
 
-@pytest.mark.parametrize("given, good, bad", FITS, ids=range(len(FITS)))
+@pytest.mark.parametrize("given, good, bad", FITS)
 def test_what_a_schema_says_is_checked(given, good, bad):
     """Otherwise wrong calls would count as valid; read twice it stays the same, as files are."""
     own = read(schema(a=given) | {"$defs": {"Place": PLACE, "Tree": TREE}})
@@ -172,7 +172,7 @@ UNFIT = [
 ]
 
 
-@pytest.mark.parametrize("given, reason", UNFIT, ids=range(len(UNFIT)))
+@pytest.mark.parametrize("given, reason", UNFIT)
 def test_what_cannot_be_represented_is_left_out_and_counted(given, reason, tmp_path):
     """Otherwise one bad tool would end the run, or hang it."""
     unfit = {"name": "f", "parameters": given}
@@ -213,7 +213,6 @@ def test_a_task_without_tools_has_the_right_one_and_others():
         task = normalized_record({"task": f"{ASKED} {i}", "calls": [CALL]}, tools)
         shown.append([tool["name"] for tool in task["tools"]])
     assert all(len(set(names)) == 3 and "ring" in names for names in shown)
-    assert {name for names in shown for name in names} == {"ring", "a", "b", "c", "d"}
     assert {names.index("ring") for names in shown} != {0}  # its place does not give it away
 
 

@@ -137,10 +137,6 @@ def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, com
     assert second < first and len(set(days)) == 1
 
 
-def test_refusals_are_one_line(done, command, tmp_path, capsys):
+def test_a_model_is_not_written_over(done, command, capsys):
     """Otherwise a model that somebody made would be lost."""
-    few = tmp_path / "few.jsonl"
-    append_jsonl(few, TASKS[:5])
-    new = [*command, str(tmp_path / "new"), "--base-tasks", str(few), "--tools", ""]
-    one_line(capsys, genenv.main(new), "to imitate as agent")
     one_line(capsys, genenv.main([*command, str(done)]), "not empty")

@@ -329,6 +329,7 @@ def test_variants_do_not_train_the_simulator(variant, origins, model, tmp_path):
     if variant == "teacher":
         options["teacher_tasks"] = str(path)
     calls, run = recorded_run(model, tmp_path / "r", **options)
+    assert run.history[1]["env_steps"] is run.history[1]["env_kl"] is None
     assert not of(calls, "rwr_update") and not run.policy.params["env"][1].any()
     tried = [trial.task.origin for step in steps_of(calls) for trial in step.trials]
     assert set(tried) - {"base"} == origins
@@ -383,7 +384,9 @@ def test_what_an_epoch_did_not_measure_is_null(model, tmp_path, monkeypatch):
     monkeypatch.setattr(genenv, "attempt_score", lambda *attempt: (0.0, True, 0.0))
     options = "--preset", "tiny", "--threads", "1", "--model", model, "--out", str(tmp_path / "r")
     assert genenv.main(options) == 0
-    for figures in read_jsonl(tmp_path / "r" / "metrics.jsonl")[1:]:
+    untrained, *trained = read_jsonl(tmp_path / "r" / "metrics.jsonl")
+    assert untrained["skipped_steps"] is untrained["env_steps"] is untrained["kl"] is None
+    for figures in trained:
         unknown = {key for key, value in figures.items() if value is None}
         assert unknown == {"kl", "clip_fraction", "grad_norm", "mismatch", "env_kl_step", "env_ess",
                            "env_weight_ratio", "mixed_of_possible", "agent_reward"}
