@@ -92,7 +92,8 @@ def warn_if_prompts_contain_answers(world, tasks):
 # ---- a task
 
 # {method of a task: its allowed types of result}
-RETURNS = {"category": str, "leaks": str, "skills": (list, tuple), "task_length": (int, float)}
+RETURNS = {"agent_prompt": (str, list), "category": str, "leaks": str, "skills": (list, tuple),
+           "task_length": (int, float)}
 
 
 def try_task(world, task):
@@ -101,10 +102,10 @@ def try_task(world, task):
         method = getattr(world, name)
         value = method(task)
         expect(isinstance(value, types), method, f"one of {types}", value, task)
-    prompts = world.agent_prompt(task), world.env_prompt(task, None), world.env_prompt(task, 0.5)
-    for prompt in prompts:
-        rule = "(and env_prompt as well) a text or chat messages"
-        expect(isinstance(prompt, (str, list)), world.agent_prompt, rule, prompt, task)
+    for success in (None, 0.5):
+        prompt = world.env_prompt(task, success)
+        rule = "a text or chat messages"
+        expect(isinstance(prompt, (str, list)), world.env_prompt, rule, prompt, task)
     # try texts as responses of the agent, and as if the simulator had written them
     gold = world.gold(task)
     rewards = {}
