@@ -64,6 +64,9 @@ class World:
     def __init__(self, o):
         """Keep o, the run's Options. Raise UserError for options and files that cannot be used."""
         self.o = o
+        for name in o.world_options.keys() - self.OPTIONS.keys():
+            raise UserError(f"--world {o.world} no longer has the option {name!r} of this run: "
+                            "use the version that made the run")
 
     # ---- every world defines these
 
