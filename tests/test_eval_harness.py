@@ -15,7 +15,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from helpers import randomise, user_error
+from helpers import one_line, randomise, user_error
 from data_pool import read_jsonl
 from eval import __main__ as harness
 from eval import alfworld, bfcl, make_base
@@ -231,9 +231,7 @@ def test_bad_input_is_one_line(data, capsys):
     for folder, options, named in ((data, (), "--responses"),
                                    (data, ("--responses", torn), torn.name),
                                    (data / "bad", ("--responses", torn), "Answer")):
-        code = command("bamboogle", "--data", folder, *options)
-        err = capsys.readouterr().err
-        assert code == 2 and err.count("\n") == 1 and named in err
+        one_line(capsys, command("bamboogle", "--data", folder, *options), named)
 
 
 # ---------------------------------------------------------------------------------------------

@@ -105,15 +105,12 @@ def test_what_a_request_names_and_no_call_has(text, left):
     assert uncalled(made) == left and bool(left) != teachable(made)
 
 
-HIDDEN = ["ha\u200bll", "ｈａｌｌ", "Hall ", "ha\ufe0fll", "h\u0430ll"]
-
-
-@pytest.mark.parametrize("room", HIDDEN)
-def test_characters_that_look_alike_make_no_other_task_but_another_answer(room, world):
+def test_characters_that_look_alike_make_no_other_task_but_another_answer(world):
     """Otherwise a held-out task would be trained on, as RWR keeps what passes."""
     plain = make_task(record(FAIR), "base")
-    same_words = make_task(question(FAIR.replace("hall", room), "x"), "env")
-    same_calls = make_task(record("Something else, please.", light(room=room)), "env")
-    for copy in (same_words, same_calls):
-        assert not task_keys(world, plain).isdisjoint(task_keys(world, copy))
-    assert world.score(plain, world.gold(same_calls)) == (0.0, True)
+    for room in ("ha\u200bll", "ｈａｌｌ", "Hall ", "ha\ufe0fll", "h\u0430ll"):
+        same_words = make_task(question(FAIR.replace("hall", room), "x"), "env")
+        same_calls = make_task(record("Something else, please.", light(room=room)), "env")
+        for copy in (same_words, same_calls):
+            assert not task_keys(world, plain).isdisjoint(task_keys(world, copy)), room
+        assert world.score(plain, world.gold(same_calls)) == (0.0, True)

@@ -55,11 +55,7 @@ def test_auto_gives_the_embedded_worlds_the_same_numbers_on_every_cpu(monkeypatc
     """Otherwise the committed results of the embedded worlds would depend on the machine."""
     from transformers import LlamaConfig
     for fast in (True, False):
-        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: fast)
         monkeypatch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: fast)
-
-        def choose(hidden, device):
-            return loading.choose_dtype("auto", device, LlamaConfig(hidden_size=hidden))
-
-        assert choose(64, "cpu") == torch.float32 and choose(64, "cuda") == torch.bfloat16
-        assert choose(576, "cpu") == (torch.bfloat16 if fast else torch.float32)
+        small, real = (loading.choose_dtype("auto", "cpu", LlamaConfig(hidden_size=n))
+                       for n in (64, 576))
+        assert small == torch.float32 and real == (torch.bfloat16 if fast else torch.float32)

@@ -189,13 +189,12 @@ def test_each_reason_is_given_for_what_it_names(reason, world):
         assert refused_with(InvalidTask, None, accepted) == reason, text
 
 
-@pytest.mark.parametrize("text",
-    [f"```json\n{VALID}\n```", f"Sure! Here {{it}} is:\n{VALID}\nBye {{:}}"])
-def test_a_valid_task_is_found_in_what_surrounds_it(text, world):
+def test_a_valid_task_is_found_in_what_surrounds_it(world):
     """Otherwise most of what chat models write, who wrap their JSON, would be lost."""
-    task = world.parse_task(text, SEED, 3)
-    assert task.spec == {"tools": [LIGHT, DOOR], "calls": [HALL], "ordered": False}
-    assert (task.origin, task.seed_task, task.epoch) == ("env", SEED.id, 3)
+    for text in (f"```json\n{VALID}\n```", f"Sure! Here {{it}} is:\n{VALID}\nBye {{:}}"):
+        task = world.parse_task(text, SEED, 3)
+        assert task.spec == {"tools": [LIGHT, DOOR], "calls": [HALL], "ordered": False}
+        assert (task.origin, task.seed_task, task.epoch) == ("env", SEED.id, 3)
 
 
 def test_the_same_calls_under_another_text_are_a_task_of_its_own(world):
@@ -250,14 +249,11 @@ def test_score_table(task, response, expected, world):
     assert world.score(task, response) == expected
 
 
-BROKEN = ['{"tool_call": %s', "{} %s", "%s}", "[%s]", "```json\n%s\n```"]
-
-
-@pytest.mark.parametrize("body", BROKEN)
-def test_a_call_is_all_of_its_text(body, world):
+def test_a_call_is_all_of_its_text(world):
     """Otherwise GRPO would be paid for calls within broken text, which a parser drops."""
-    body = body.replace("%s", json.dumps(LOCK))
-    assert world.score(SEED, f"<tool_call>{body}</tool_call>") == NOTHING
+    for body in ('{"tool_call": %s', "{} %s", "%s}", "[%s]", "```json\n%s\n```"):
+        body = body.replace("%s", json.dumps(LOCK))
+        assert world.score(SEED, f"<tool_call>{body}</tool_call>") == NOTHING
 
 
 # function .2, argument names (F1) .3, values .5; with its default HALL has three arguments
