@@ -17,8 +17,7 @@ import re
 from os.path import commonprefix
 
 from worlds import task_texts
-from worlds.tools.schemas import argument_leaves, canonical, normal_calls, objects_of, structured, \
-    tools_of
+from worlds.tools.schemas import canonical, leaves, normal_calls, objects_of, structured, tools_of
 from worlds.tools.texts import as_read, joined, texts_as_read, words_of
 
 # words_of splits at apostrophes: "don't" is "don" and "t"
@@ -107,14 +106,15 @@ class Request:
         self.numbers = numbers_of(text)
 
 
-def ungrounded(task) -> str:
-    """Return the values of the calls that the request does not mention, as `name = value, ...`; or
-    ""."""
-    request, missing = Request(task.text), []
-    for value, schema, name in argument_leaves(task):
-        if not is_default(value, schema) and not is_mentioned(value, name, request):
-            missing.append(f"{name} = {canonical(value)}")
-    return ", ".join(missing)
+def ungrounded(task) -> bool:
+    """Return whether a call has a value that the request does not mention."""
+    request, tools = Request(task.text), tools_of(task)
+    for call in task.spec["calls"]:
+        schema = tools[call["name"]]["parameters"]
+        for value, part, name in leaves(call["arguments"], schema):
+            if not is_default(value, part) and not is_mentioned(value, name, request):
+                return True
+    return False
 
 
 def is_default(value, schema: dict) -> bool:
@@ -128,10 +128,8 @@ def is_default(value, schema: dict) -> bool:
 def uncalled(task) -> str:
     """Return the first number of the request, in digits, that no call has, as it is written there;
     or ""."""
-    calls = task.spec.get("calls", ())
-    if not calls:
-        return ""
-    called = numbers_of(" ".join(normal_calls(calls, tools_of(task), ordered=False)))
+    calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
+    called = numbers_of(" ".join(calls))
     for digits in DIGITS.findall(joined(task.text)):
         number = float(digits)
         # 0 may be said by false or "off"

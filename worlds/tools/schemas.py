@@ -257,13 +257,6 @@ def call_fault(calls, tools: dict, least=1) -> str:
     return ""
 
 
-def argument_leaves(task):
-    """Yield the `leaves` of the arguments of a task's calls."""
-    tools = tools_of(task)
-    for call in task.spec.get("calls", ()):
-        yield from leaves(call["arguments"], tools[call["name"]]["parameters"])
-
-
 def normal_calls(calls, tools: dict, ordered: bool):
     """Return checked calls as canonical texts, defaults filled in; sorted unless the order
     matters."""
