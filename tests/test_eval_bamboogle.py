@@ -2,18 +2,16 @@
 
 Usage: python -m pytest -q tests/test_eval_bamboogle.py
 """
-import pytest
-
 from eval import bamboogle
 
 
-@pytest.mark.parametrize("text, ok", [
-    ("<think>t</think><response> James Madison </response><response>B</response>", True),
-    ("<response> james madison", True), ("<think>t</think> James Madison", True),
-    ("James Madison", True), ("James Madison</think>B", False)])
-def test_the_first_response_is_the_answer(text, ok):
+def test_the_first_response_is_the_answer():
     """Otherwise thinking would be scored, or a right answer would be lost."""
-    assert bamboogle.score({"answer": "James Madison"}, text).ok == ok
+    for text, ok in (
+            ("<think>t</think><response> James Madison </response><response>B</response>", True),
+            ("<response> james madison", True), ("<think>t</think> James Madison", True),
+            ("James Madison", True), ("James Madison</think>B", False)):
+        assert bamboogle.score({"answer": "James Madison"}, text).ok == ok, text
 
 
 def test_searchr1_wants_two_answers_in_a_transcript_and_takes_the_last():

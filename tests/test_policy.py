@@ -250,12 +250,11 @@ def test_draw_draws_as_often_as_the_softmax_says():
 def test_draw_gives_no_token_of_probability_0(monkeypatch):
     """Otherwise a random number of exactly 0, or the last one below 1, would draw an impossible
     token."""
+    logits = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0]])
     for number, token in ((0.0, 1), (1 - 2 ** -53, 3)):
-        def rand(*shape, dtype=None, number=number, **_):
-            return torch.full(shape, number, dtype=dtype)
-
-        monkeypatch.setattr(torch, "rand", rand)
-        ids, logps = draw(torch.tensor([[-math.inf, 0.0, -math.inf, 1.0]]), 1.0, None)
+        monkeypatch.setattr(torch, "rand", lambda *shape, dtype, **_: torch.full(
+            shape, number, dtype=dtype))
+        ids, logps = draw(logits, 1.0, None)
         assert ids.tolist() == [token] and torch.isfinite(logps).all()
 
 

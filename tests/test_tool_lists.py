@@ -77,17 +77,17 @@ def test_names_of_all_kinds_are_taken():
         refused_with(InvalidTask, None, normalized_tool, {"name": name})
 
 
-@pytest.mark.parametrize("cursors, is_whole", [
-    (["b2Zm"], False), (["b2Zm", None], True), (["b2Zm", "c3"], False),
-    ([None, "b2Zm"], True)])
-def test_a_list_whose_last_page_is_missing_is_noted(cursors, is_whole, tmp_path):
+def test_a_list_whose_last_page_is_missing_is_noted(tmp_path):
     """Otherwise an agent would train on the first page of an MCP server's functions."""
-    pages = []
-    for n, cursor in enumerate(cursors):
-        tools = [{"name": f"f{n}", "inputSchema": {"type": "object"}}]
-        pages.append({"jsonrpc": "2.0", "id": n, "result": {"tools": tools, "nextCursor": cursor}})
-    tools, notes = read_tools(listed(tmp_path, *pages))
-    assert len(tools) == len(cursors) and bool(notes) != is_whole
+    for cursors, is_whole in ((["b2Zm"], False), (["b2Zm", None], True), (["b2Zm", "c3"], False),
+                              ([None, "b2Zm"], True), ([None], True)):
+        pages = []
+        for n, cursor in enumerate(cursors):
+            tools = [{"name": f"f{n}", "inputSchema": {"type": "object"}}]
+            page = {"tools": tools, "nextCursor": cursor}
+            pages.append({"jsonrpc": "2.0", "id": n, "result": page})
+        tools, notes = read_tools(listed(tmp_path, *pages))
+        assert len(tools) == len(cursors) and bool(notes) != is_whole, cursors
 
 
 # ---------------------------------------------------------------------------------------------
