@@ -6,7 +6,7 @@ success by tool.
 Usage: `python -m scripts.figures` writes results/result.png from results/cross.jsonl, the records
 of `python -m scripts.experiments cross --seeds 10 --first-seed 20`.
 
-Deviations: five of its eighteen cells are drawn. A line is the mean over base models, without error
+Deviations: four of its eighteen cells are drawn. A line is the mean over base models, without error
 bars: differences between cells are paired by base model, with intervals in EXPERIMENTS.md.
 """
 
@@ -18,8 +18,7 @@ from data_pool import read_jsonl
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
 LINES = {  # {cell: (legend, colour and line style)}; distinct without colours, too
-    "genenv, uniform, steered": ("trained simulator, steered", "C1-"),
-    "genenv, uniform, share 0.75": ("trained simulator (default)", "C1--"),
+    "genenv, uniform, share 0.75": ("trained simulator (default)", "C1-"),
     "random, curated, share 0.25": ("untrained, curated, a quarter base tasks", "C0-"),
     "random, curated, share 0.75": ("untrained, curated seeds", "C0--"),
     "random, uniform, share 0.75": ("untrained", "C7:")}
