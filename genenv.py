@@ -190,7 +190,6 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
         group = first_group + w.rollout.group
         # invalid texts too, so that the KL sees a drift to junk
         state.env_rollouts.append(Rollout(group, prompt, response))
-        state.written += 1
         if w.task is None:
             note_refused(run, seed_tasks[w.rollout.group], w.text, w.reason)
             continue

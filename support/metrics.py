@@ -152,11 +152,11 @@ def simulator_figures(run, new, env_stats: dict) -> dict:
 
     env_stats: of rwr.rwr_update, and env_kept, the number of this epoch's tasks in the band.
     """
-    state = run.state
+    written = len(run.state.env_rollouts)
     figures = {
         # texts written, {reason: how many are not new tasks}, share that are malformed
-        "written": state.written,
-        "invalid": dict(state.invalid),
+        "written": written,
+        "invalid": dict(run.state.invalid),
         "refused": None,
         "skill_entropy": entropy(skill for trial in new for skill in run.world.skills(trial.task)),
         # mean length of the new tasks, counted in the world's unit
@@ -165,8 +165,8 @@ def simulator_figures(run, new, env_stats: dict) -> dict:
         # tasks in the band |p_hat - alpha| <= k_min
         "env_kept": None,
     }
-    if state.written:
-        figures["refused"] = health.refused(figures) / state.written
+    if written:
+        figures["refused"] = health.refused(figures) / written
         figures["env_kept"] = env_stats["env_kept"]
     # see rwr.rwr_update
     for key in ("env_steps", "env_capped", "env_skipped_steps", "env_kl", "env_kl_step", "env_ess",
@@ -198,11 +198,10 @@ def new_trials(state) -> list:
 
 
 def samples(run, n=8) -> list:
-    """Return samples for a person to read: n attempted tasks of the epoch, each with its seed task,
-    the expected answer, its best and worst trace; and refused texts with their reasons."""
-    trials, tasks = run.state.trials, run.train_pool.tasks
-    stride, records = max(1, len(trials) // n), []
-    for trial in trials[::stride][:n]:
+    """Return samples for a person to read: the epoch's first n tasks, each with its seed task, the
+    expected answer, its best and worst trace; and refused texts with their reasons."""
+    records, tasks = [], run.train_pool.tasks
+    for trial in run.state.trials[:n]:
         task, seed_task = trial.task, tasks.get(trial.task.seed_task, NO_SEED)
         traces = sorted(trial.traces, key=lambda e: e.reward)
         records.append({

@@ -41,7 +41,6 @@ class EpochState:
     # what only the epoch's record needs
     agent: list = field(default_factory=list)          # statistics of each grpo_update
     agent_nats: float = 0.0      # -log-prob of all tokens that the agent sampled, in nats
-    written: int = 0             # generations of the simulator, valid or not
     invalid: Counter = field(default_factory=Counter)  # {reason: number of generations refused}
     refused: list = field(default_factory=list)        # refused texts, a few to read
     cpu_seconds: float = 0.0     # CPU time of this process in training; validation not counted

@@ -61,7 +61,7 @@ for step in range(o.steps):
     genenv.attach_p_hats(records, trials)
     state.records += records
     if step == 0:  # look at the first step
-        print(f"\nstep 0: written {state.written}, valid {len(tasks)}")
+        print(f"\nstep 0: written {len(state.env_rollouts)}, valid {len(tasks)}")
         print(f"  refused: {counted(state.invalid)}")
         print("seed task -> its variation: one of the answers, its reward r (Eq. 1), p_hat (Eq. 2)")
         for trial in trials[:3]:
