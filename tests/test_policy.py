@@ -15,9 +15,9 @@ from safetensors.torch import load_file, save_file
 from torch.nn.utils.rnn import pad_sequence
 from transformers import AutoConfig
 
-from helpers import (BOS, ENDINGS, EOS, STOP, TINY, UNEVEN_GROUPS, clear, equal_bits, gradients, naive_row,
-                     nearly_equal, random_groups, randomise, rollouts_of, tiny_lm, tiny_policy,
-                     toy_tokenizer, user_error)
+from helpers import (BOS, ENDINGS, EOS, STOP, TINY, UNEVEN_GROUPS, clear, equal_bits, gradients,
+                     naive_row, nearly_equal, random_groups, randomise, rollouts_of, tiny_lm,
+                     tiny_policy, toy_tokenizer, user_error)
 from model import decoding
 import policy as policy_module
 from model.decoding import draw
