@@ -44,7 +44,7 @@ def code_versions(o) -> dict:
     hashes["curriculum.py"] = short_hash("".join(rest.split()))  # ignore blank lines left behind
 
     for name, digest in hashes.items():
-        former = o.code.get(name, digest)
+        former = str(o.code.get(name, digest))  # a list in earlier versions
         if not former.endswith(digest):
             hashes[name] = f"{former}, then {digest}"
     return hashes
@@ -61,8 +61,8 @@ def short_hash(text: str) -> str:
 
 
 def world_files(name: str) -> list:
-    """Return the files of worlds/ without those of other worlds."""
-    others = set(world_names()) - {name}
+    """Return the files of worlds/ that a world may use: all but those of other worlds, and probes."""
+    others = {*world_names(), "probe", "template"} - {name}
     paths = [path for path in PROJECT.glob("worlds/**/*.py") if path.stem not in others]
     return sorted(str(path.relative_to(PROJECT)) for path in paths)
 
