@@ -1,4 +1,4 @@
-"""Episodes in the core: observations are read, turns are drawn, and own tokens alone are scored.
+"""Episodes in the core: observations are read, turns are drawn, and only own tokens are scored.
 
 Run: python -m pytest tests/test_episodes.py -q
 """

@@ -1,4 +1,4 @@
-"""Bamboogle: where the answer stands. The metrics are held by recorded verdicts: test_eval_harness.
+"""Bamboogle: where the answer is. Recorded verdicts hold the metrics: test_eval_harness.py.
 
 Usage: python -m pytest -q tests/test_eval_bamboogle.py
 """

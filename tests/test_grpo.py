@@ -162,7 +162,7 @@ def test_micro_batches_do_not_change_the_gradient(aggregation, monkeypatch):
     0.01 elsewhere)."""
     monkeypatch.setattr(grpo, "grpo_loss", partial(grpo_loss, aggregation=aggregation))
     policy = tiny_policy()
-    budgets = (10_000, 30, 12, 1)  # 1: every response alone, groups are split
+    budgets = (10_000, 30, 12, 1)  # 1: each response by itself, groups are split
     pieces = [len(list(grpo.split_groups(rollouts_of(GROUPS), budget))) for budget in budgets]
     assert pieces[0] == 1 and pieces[-1] == 12
     first, *others = [update(policy, agent_kl=0.1, token_budget=budget)[1] for budget in budgets]
@@ -240,12 +240,12 @@ def test_groups_without_signal_cost_no_forward_pass_and_have_no_kl():
     """Otherwise half of the compute would be wasted, and a KL pull or stale momentum move the agent
     without a reward."""
     policy, mixed, rewards = tiny_policy(), [GROUPS[0], GROUPS[2]], REWARDS[[0, 2]]
-    _, alone = update(policy, mixed, rewards, agent_kl=0.5)
+    _, expected = update(policy, mixed, rewards, agent_kl=0.5)
     unknown = ([len(WORDS)], [[4], [5], [6]])  # no token of the model: a forward pass would raise
     groups = [mixed[0], unknown, mixed[1]]
     rewards = torch.stack([rewards[0], torch.ones(3), rewards[1]])
     stats, gradient = update(policy, groups, rewards, agent_kl=0.5)
-    assert nearly_equal(gradient, alone) and stats["zero_variance"] == pytest.approx(1 / 3)
+    assert nearly_equal(gradient, expected) and stats["zero_variance"] == pytest.approx(1 / 3)
     for batch, rewards in ((groups, torch.ones(3, 3)), ([], torch.tensor([]))):
         # no policy and no optimiser: neither is touched
         stats = train_agent(None, None, batch, rewards)

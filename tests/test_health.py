@@ -65,7 +65,7 @@ def test_a_healthy_run_and_chance_raise_no_warning():
     assert warnings_of(epochs(1, env_kl=3.0)) == []
 
 
-def test_entropy_is_of_drawn_tokens_alone():
+def test_entropy_is_of_drawn_tokens_only():
     """Otherwise observations, which are read and not drawn, would count in the entropy."""
     rollouts = [Rollout(0, [1], [2, 3, 4], [-1.0, -9.0, -2.0], "", [True, False, True]),
                 Rollout(0, [1], [2], [-0.5])]

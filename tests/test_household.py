@@ -74,7 +74,7 @@ def test_what_is_not_a_command_does_nothing_and_twice_ends_the_episode(text):
     assert WORLD.score(TASK, [text]) == (0.0, False)
 
 
-def test_endless_looking_ends_and_what_changes_something_starts_the_count_anew():
+def test_endless_looking_ends_and_a_change_starts_the_count_again():
     """Otherwise a loop of `look` would hold its rollout until the token limit, every time."""
     assert turns(TASK, "look", "look") == ["you see nothing .", None]
     assert None not in turns(TASK, *["go to sink", "look", "go to counter", "look"] * 50)

@@ -113,7 +113,7 @@ def test_a_warm_start_in_words_shows_what_it_says(start, low, high):
     assert {name for _, text in pairs["env"] for name in Words.read(text)[1]} == set(TOOL_WORDS)
 
 
-def test_a_base_model_learns_responses_and_their_ends_alone():
+def test_a_base_model_learns_only_responses_and_their_ends():
     """Otherwise it would learn to write prompts, or nothing but padding."""
     tokenizer = word_tokenizer(ladder.WORDS)
     ids, labels = encode_pairs(tokenizer, [("3 s1 inc =", "s1 inc 4"), ("3 =", "s1")])

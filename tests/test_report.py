@@ -39,7 +39,7 @@ def save(folder, records, samples=(), **options):
 
 
 def page_of(folder, text):
-    """The page of a run in which `text` stands wherever a model or a user can write."""
+    """The page of a run with `text` wherever a model or a user can write."""
     sample = dict(epoch=0, written_in=0, task=text, origin=text, p_hat=0.5, seed_task=text,
                   expected=text, traces=[dict(text=text, reward=1.0)])
     refused = dict(epoch=0, seed_task=text, refused=text, reason=text)
@@ -103,13 +103,13 @@ def test_p_hat_is_counted_by_how_often_a_task_was_solved():
     assert figures["p_hat_counts"] == [1, 2, *[0] * 48]
 
 
-def test_nothing_reaches_the_terminal_but_visible_signs_and_newlines():
+def test_nothing_reaches_the_terminal_but_visible_characters_and_newlines():
     """Otherwise a text could set a window's title, clear the screen or run backwards as it is
     printed."""
     hostile = "Grüße 你好\n\x1b]0;owned\x07\x9b2J\u202e\u200b\t\r\ud800"
     shown = printable(hostile)
     assert shown.startswith("Grüße 你好\n\\x1b]0;owned\\x07\\x9b2J\\u202e")
-    assert all(sign.isprintable() or sign == "\n" for sign in shown)
+    assert all(x.isprintable() or x == "\n" for x in shown)
 
 
 def test_what_an_epoch_did_not_measure_is_not_drawn():

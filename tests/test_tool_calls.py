@@ -268,7 +268,7 @@ CREDIT = [
 ]
 
 
-def test_partial_credit_is_for_the_agents_reward_alone(world):
+def test_partial_credit_is_for_the_agents_reward_only(world):
     """Otherwise the simulator would be paid for tasks that are never solved."""
     for task, response, expected in CREDIT:
         reward, valid, graded = attempt_score(world, task, Rollout(0, [], []), response)
