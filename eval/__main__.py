@@ -68,11 +68,8 @@ def arguments() -> Parser:
 
 
 def json_object(text: str) -> dict:
-    """Return the value of an option. Raises ValueError unless it is a JSON object."""
-    value = json.loads(text)
-    if not isinstance(value, dict):
-        raise ValueError
-    return value
+    """Return the value of an option. Raises ValueError or TypeError unless it is a JSON object."""
+    return dict(**json.loads(text))
 
 
 # ---------------------------------------------------------------------------------------------
@@ -241,8 +238,6 @@ def greedy(policy, prompts: list, settings: dict) -> list:
     """
     most = settings["max_prompt"]
     fits = [ids for ids in prompts if len(ids) <= most]
-    if not fits:
-        return [None for _ in prompts]
     adapter = "agent" if settings["adapter"] else None
     try:
         rollouts = iter(policy.sample(adapter, fits, G=1, temperature=0.0, max_rows=len(fits),
@@ -287,8 +282,7 @@ def play(games: list, policy, settings: dict, args):
 
     for batch in batches(games, args, "alfworld episodes"):
         for game in alfworld.episodes(Path(args.data) / alfworld.NAME, respond, batch):
-            yield {**row_of(game, None, "\n".join(game["commands"])),
-                   "problem": "" if game["won"] else game["reason"]}
+            yield {**row_of(game, None, "\n".join(game["commands"])), "problem": game["problem"]}
 
 
 # ---------------------------------------------------------------------------------------------

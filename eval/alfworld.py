@@ -131,7 +131,7 @@ def episodes(folder, respond, records: list):
     """Play the games of some records with the official simulator, side by side.
 
     respond: list of chat prompts -> list of response texts (None: no answer, the episode is
-    lost). Yields one {"id", "won", "commands", "reason"} per game. The command given is
+    lost). Yields one {"id", "commands", "problem": "" if won} per game. The command given is
     GenEnv's reading of the response, normalised. Raises UserError if the package `alfworld` or the
     game files are absent.
     """
@@ -141,35 +141,35 @@ def episodes(folder, respond, records: list):
         replies = respond([prompt(episode.record) for episode in live])
         for episode, reply in zip(live, replies):
             episode.play(reply)
-        yield from (e.result() for e in live if e.reason)
-        live = [e for e in live if not e.reason]
+        yield from (e.result() for e in live if e.problem is not None)
+        live = [e for e in live if e.problem is None]
 
 
 class _Episode:
     """One running game; `record` holds the transcript as a single-step record."""
 
     def __init__(self, record, env):
-        self.env, self.reason = env, ""
+        self.env, self.problem = env, None
         self.record = {**record, "history": [], "admissible": env.reset()["admissible_commands"]}
 
     def play(self, reply):
-        """Give one command; sets `reason` once the episode is over."""
+        """Give one command; sets `problem` once the episode is over: "" if it is won."""
         if reply is None:
-            self.reason = "lost: prompt too long"
+            self.problem = "lost: prompt too long"
             return
         command = normalise(read_boxed(reply))
         state, _, _ = self.env.step(command)
         self.record["history"].append((command, state["feedback"]))
         self.record["admissible"] = state["admissible_commands"]
         if state["won"]:
-            self.reason = "won"
+            self.problem = ""
         elif len(self.record["history"]) >= MAX_STEPS:
-            self.reason = f"lost: not won within {MAX_STEPS} commands"
+            self.problem = f"lost: not won within {MAX_STEPS} commands"
 
     def result(self) -> dict:
         """Return the finished episode as a row."""
         self.env.close()
-        return {"id": self.record["id"], "won": self.reason == "won", "reason": self.reason,
+        return {"id": self.record["id"], "problem": self.problem,
                 "commands": [command for command, _ in self.record["history"]]}
 
 

@@ -68,22 +68,15 @@ def base_tasks(bench: str, data) -> tuple[list, Counter]:
             raise UserError(
                 f"{bench}: refusing to write {record['id']!r}, it is in the evaluation part"
             )
-        if fault := unreadable(task):
-            faults[fault] += 1
-        else:
-            # Drop duplicates, which would count twice in the base set.
-            tasks[json.dumps(task, sort_keys=True)] = task
+        try:
+            # Check as strictly as a simulator's task: its text must ask for something.
+            make_task(task, "env")
+        except InvalidTask as fault:
+            faults[str(fault)] += 1
+            continue
+        # Drop duplicates, which would count twice in the base set.
+        tasks[json.dumps(task, sort_keys=True)] = task
     return list(tasks.values()), faults
-
-
-def unreadable(task: dict) -> str:
-    """Return why the reader of --base-tasks refuses a task, or ""."""
-    try:
-        # Check as strictly as a simulator's task: its text must ask for something.
-        make_task(task, "env")
-    except InvalidTask as fault:
-        return str(fault)
-    return ""
 
 
 def marks(record: dict, request: str) -> set:

@@ -4,10 +4,10 @@ Paper: the column "TravelPlanner" (14.3 for Qwen2.5-7B, 16.6 for GenEnv 7B). A m
 request with all reference information and writes a day-by-day plan; the plan is checked against
 eight commonsense constraints and, if it gets that far, five hard ones. The paper's number is the
 mean of four rates on the 180 validation queries: commonsense micro and macro, hard micro and macro.
-The paper does not say which version of the within-city rule it ran: `fixed=False` (default, the
-code behind the figures published up to 2025-11-07) tests a stay day's city character by character,
-`fixed=True` is the upstream one-line repair of that date. Nor does it say whether its figure is
-sole-planning or two-stage: sole-planning, which needs no tools, is scored here.
+The paper does not say which version of the within-city rule it ran: the old one (default, the code
+behind the figures published up to 2025-11-07) tests a stay day's city character by character,
+`--variant fixed` is the upstream one-line repair of that date. Nor does it say whether its figure
+is sole-planning or two-stage: sole-planning, which needs no tools, is scored here.
 
 Usage: python -m eval travelplanner --data DIR --model DIR [--variant fixed]
        python -m tests.verify travelplanner VERDICTS.jsonl --data DIR
@@ -36,7 +36,7 @@ import math
 import re
 from pathlib import Path
 
-from errors import UserError, one_line
+from errors import one_line
 from eval.common import Verdict, read_rows, unzipped
 
 NAME = "travelplanner"
@@ -44,7 +44,7 @@ PAPER = {"Qwen2.5-7B": 14.3, "GenEnv 7B": 16.6}
 MAX_NEW_TOKENS = 2048  # the longest training plan is 3,600 characters of JSON
 MAX_PLAN_CHARS = 20_000  # longer texts are not plans; this bounds the cost of scoring
 PARTS = {"test": "validation", "train": "train"}  # our split -> the official part
-VARIANTS = {"fixed": ({}, {"fixed": True})}
+VARIANTS = {"fixed": ({"fixed": True}, {})}
 NOTE = "sole-planning, mean of four rates, old within-city rule (--variant fixed: the repaired one)"
 
 MEALS = ("breakfast", "lunch", "dinner")
@@ -76,7 +76,7 @@ TABLES = {
 NUMBERS = ("Average Cost", "price", "minimum nights", "maximum occupancy")
 
 
-@functools.lru_cache(maxsize=4)
+@functools.cache
 def database(folder: str) -> dict:
     """Return the tables of `folder`/database, loaded once and indexed.
 
@@ -130,24 +130,22 @@ def _roads(path) -> dict:
     return table
 
 
-def load(folder, split: str = "test") -> list[dict]:
+def load(folder, split: str = "test", fixed: bool = False) -> list[dict]:
     """Return the queries of a split: "test" (180 validation queries, the evaluation) or "train"
     (45).
 
     A record is the official query (org, dest, days, people_number, local_constraint, budget,
     query, level, ...) with "id", "category" (the level), "data" (the folder that the scorer finds
-    the database in), "reference" (reference information) and, in the training part,
-    "annotated_plan".
+    the database in), "reference" (reference information), "fixed" (whether the repaired within-city
+    rule judges it) and, in the training part, "annotated_plan".
     """
     part = PARTS[split]
     queries = list(map(_query, _table(folder / f"{part}.csv")))
     references = read_rows(folder / f"{part}_ref_info.jsonl")
     # Match queries and references by position: the official files have no ids.
-    if len(references) != len(queries):
-        raise UserError(f"{folder}: {len(queries)} queries, but {len(references)} references")
     return [{**query, "id": f"{part}-{row:03d}", "category": query["level"], "data": str(folder),
-             "reference": reference}
-            for row, (query, reference) in enumerate(zip(queries, references))]
+             "reference": reference, "fixed": fixed}
+            for row, (query, reference) in enumerate(zip(queries, references, strict=True))]
 
 
 def _query(cells) -> dict:
@@ -476,10 +474,10 @@ def _is_there(place, stops) -> bool:
     return any(stop in place for stop in stops)
 
 
-def within_city(query, plan, db, fixed=False):
+def within_city(query, plan, db):
     """6. Meals, attractions and hotel lie in the day's city, the transportation names it."""
     for number, day in _days(query, plan):
-        stops = _stops(day["current_city"], fixed)
+        stops = _stops(day["current_city"], query["fixed"])
         if _filled(day, "transportation"):
             if not all(stop in day["transportation"] for stop in stops):
                 return f"day {number}: the transportation does not fit the current city"
@@ -699,20 +697,18 @@ HARD = {"valid_cuisine": cuisine, "valid_room_rule": room_rule,
 
 # ------------------------------------------------------------------------ verdict and rates
 
-def judge(query, plan, db, fixed=False) -> dict:
+def judge(query, plan, db) -> dict:
     """Return the official verdict on a plan of any shape; never raises.
 
-    fixed: the repaired within-city rule. Returns {"delivered", "crash" (text or None),
-    "commonsense" and "hard" ({name: why it is broken, "", or None where nothing is asked}; None
-    where a stage was not reached), "commonsense_pass", "hard_pass", "final_pass", "total_cost" (or
-    None)}.
+    Returns {"delivered", "crash" (text or None), "commonsense" and "hard" ({name: why it is broken,
+    "", or None where nothing is asked}; None where a stage was not reached), "commonsense_pass",
+    "hard_pass", "final_pass", "total_cost" (or None)}.
     """
     crash = soft = hard = cost = None
     # null, "", [] and {} are not plans; any other shape is delivered and may crash below.
     if plan:
         try:
-            soft = {name: rule(query, plan, db, fixed) if rule is within_city
-                    else rule(query, plan, db) for name, rule in COMMONSENSE.items()}
+            soft = {name: rule(query, plan, db) for name, rule in COMMONSENSE.items()}
             # Hard constraints count only for complete plans without inventions.
             if not (soft["is_not_absent"] or soft["is_valid_information_in_sandbox"]):
                 hard = {name: rule(query, plan, db) for name, rule in HARD.items()}
@@ -731,13 +727,13 @@ def judge(query, plan, db, fixed=False) -> dict:
             "final_pass": soft_pass and hard_pass, "total_cost": cost}
 
 
-def score(record, response: str, fixed: bool = False) -> Verdict:
+def score(record, response: str) -> Verdict:
     """Return the verdict on one response. ok: the plan passes everything (the official final pass).
 
     extra: what the official rates are taken of, see `overall`. score: the mean of this plan's four
     parts; pooled over plans as the official rates are, they may give a slightly different number.
     """
-    result = judge(record, parse_plan(response), database(record["data"]), fixed)
+    result = judge(record, parse_plan(response), database(record["data"]))
     hard_checks = 1 + sum(record["local_constraint"][wish] is not None for wish in WISHES)
     soft_passed, soft_checks = _passed(result["commonsense"]), len(COMMONSENSE)
     extra = {"delivered": result["delivered"], "commonsense_micro": soft_passed / soft_checks,

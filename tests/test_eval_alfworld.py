@@ -53,4 +53,4 @@ def test_a_game_is_played_until_it_is_won_or_too_long(monkeypatch, replies, won,
     monkeypatch.setattr(alfworld, "game_file", lambda folder, game: game)
     left = iter(replies)
     game, = alfworld.episodes(None, lambda prompts: [next(left)], [STEP])
-    assert game["won"] == won and game["commands"] == commands
+    assert (game["problem"] == "") == won and game["commands"] == commands

@@ -37,7 +37,7 @@ PLAN = [{"days": 1, "current_city": "from Home to Reno",
 
 def judge(plan=PLAN, fixed=False, **changes):
     """The verdict on a plan for QUERY with some fields changed."""
-    return tp.judge({**QUERY, **changes}, plan, DB, fixed)
+    return tp.judge({**QUERY, "fixed": fixed, **changes}, plan, DB)
 
 
 def changed(**fields):
