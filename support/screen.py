@@ -79,6 +79,11 @@ def closing_words(run) -> str:
     lines = [""]
     for name, value in facts(run.history).items():
         lines.append(f"{name:<27} {value}")
+    # explain what may surprise a reader who knows what alpha is for
+    last = run.history[-1]
+    if last["distinct_tasks"] and last["success_rate"] > last["alpha"] + run.o.k_min:
+        lines.append("success on generated tasks ends above alpha: expected, as the agent\n"
+                     "learns from them (TROUBLESHOOTING.md, success stays above alpha)")
     lines.append(f"done; {run.folder}/report.html shows the curves, tasks and attempts")
     lines.append(f"ask its agent: python genenv.py ask {shlex.quote(str(run.folder))} 'a task'")
     return "\n".join(lines)
