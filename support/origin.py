@@ -61,7 +61,7 @@ def short_hash(text: str) -> str:
 
 
 def world_files(name: str) -> list:
-    """Return the files of worlds/ that a world may use: all but those of other worlds, and probes."""
+    """Return the files of worlds/ that a world may use: not other worlds, not probes."""
     others = {*world_names(), "probe", "template"} - {name}
     paths = [path for path in PROJECT.glob("worlds/**/*.py") if path.stem not in others]
     return sorted(str(path.relative_to(PROJECT)) for path in paths)
