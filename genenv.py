@@ -103,7 +103,7 @@ def epoch(run: Run):
         add_attempts(run, trials)  # D_train <- D_train + Valid(E_t)
         attach_p_hats(records, trials)
         state.records += records
-        checkpoint.stop_if_asked(run)
+        checkpoint.end_step(run)
     # 2b. environment update, on what the simulator wrote in this epoch (fresh) and in earlier ones
     # (old, from D_env). Of several records of one task only the newest counts.
     fresh, old = distinct(state.records), old_records(run)
@@ -134,7 +134,7 @@ def measure_untrained(run: Run):
         add_attempts(run, trials)
         attach_p_hats(records, trials)
         state.records += records
-        checkpoint.stop_if_asked(run)
+        checkpoint.end_step(run)
     # only counted: epoch 0 has no env_pool.add
     near_alpha = learnable_records(run, distinct(state.records), alpha)
     end_epoch(run, {"env_kept": len(near_alpha)}, alpha)

@@ -1,12 +1,12 @@
 """Stop at any moment and resume to the bit: run folders and their locks, checkpoints, signals.
 
 Usage: `python genenv.py --resume --out runs/000-genenv`. checkpoint.pt is written at the end of
-every epoch, and on SIGINT or SIGTERM after the current step, unless that takes long. It holds both
-adapters and optimisers, the generators, the progress inside an epoch, and the lengths of the
+every epoch, after a step if the last one is a minute old, and on SIGINT or SIGTERM after the
+current step, unless that takes long. It holds both adapters and optimisers, the generators, the progress inside an epoch, and the lengths of the
 append-only files. On resume these files are cut back to those lengths, the pools are read from
 them, and the run continues as if nothing had happened: 2 + 1 epochs equal 3, bit for bit on one
-machine. A kill, or a stop within a step, loses at most the current epoch. The reference policy
-needs no checkpoint: it is the base with both adapters off.
+machine. A kill, or a stop within a step, loses what came after the last checkpoint. The reference
+policy needs no checkpoint: it is the base with both adapters off.
 
 A damaged or incompletely copied folder is refused in one line and left unchanged: the checkpoint
 begins with a hash of itself, and contains one of each append-only file.
@@ -17,6 +17,8 @@ import os
 import shlex
 import shutil
 import signal
+import threading
+import time
 from contextlib import contextmanager, suppress
 from io import BytesIO
 from itertools import count
@@ -32,6 +34,7 @@ from support.origin import check_origin
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
 PATIENCE = 7  # seconds: a step that ends this soon after a signal is kept
+OLD = 60      # seconds: the end of a step replaces a checkpoint that is older
 
 
 # ---------------------------------------------------------------------------------------------
@@ -151,6 +154,7 @@ def save(run):
         "optimizers": [run.agent_optimizer.state_dict(), run.env_optimizer.state_dict()],
         "generators": [run.rng.get_state(), run.sampler.get_state()],
         "state": vars(run.state), "files": files, "origin": run.origin})
+    run.saved_at = time.monotonic()
 
 
 def load(run):
@@ -225,8 +229,8 @@ def restore(run, saved: dict):
 def stop_signals(run):
     """Turn SIGINT and SIGTERM into a request to stop after the current step.
 
-    If the step takes long, an alarm stops it, and so does a second signal. The epoch then begins
-    again from the last checkpoint.
+    If the step takes long, an alarm stops it, and so does a second signal. The run then resumes from
+    its last checkpoint.
     """
     def note(number, frame):
         if run.stop:
@@ -240,12 +244,14 @@ def stop_signals(run):
     command = resume_command(run.folder)
     after_that = f"to resume after that: {command}"
     numbers = signal.SIGINT, signal.SIGTERM, signal.SIGALRM
+    if threading.current_thread() is not threading.main_thread():
+        numbers = ()  # Python handles signals only there
     former = {number: signal.signal(number, note) for number in numbers}
     try:
         yield
     except KeyboardInterrupt:
-        raise Stopped(run.stop, f"stopped within a step, epoch {run.state.epoch} begins again; "
-                      f"resume with: {command}") from None
+        raise Stopped(run.stop, f"stopped within a step of epoch {run.state.epoch}; resume from "
+                      f"the last checkpoint with: {command}") from None
     except (UserError, OSError) as error:  # the latter from a full disk
         raise UserError(f"{run.folder}: {first_line(error)}; {after_that}") from error
     except Exception as error:  # perhaps from a user's own Python: its traceback follows
@@ -257,13 +263,19 @@ def stop_signals(run):
             signal.signal(number, handler)
 
 
-def stop_if_asked(run, steps=1):
-    """Save and raise Stopped if a signal came. steps: 1 after a step, 0 before the first."""
-    if run.stop and run.state.epoch <= run.o.epochs:
-        signal.alarm(0)  # nothing interrupts the checkpoint
-        run.state.step += steps  # turn the index of the last step into a count
-        run.count_seconds()
-        save(run)
+def end_step(run, steps=1):
+    """Save if the last checkpoint is old. Save and raise Stopped if a signal came.
+
+    steps: 1 after a step, 0 before the first.
+    """
+    is_due = run.stop or time.monotonic() - run.saved_at > OLD
+    if not is_due or run.state.epoch > run.o.epochs:
+        return
+    signal.alarm(0)  # nothing interrupts the checkpoint
+    run.state.step += steps  # turn the index of the last step into a count
+    run.count_seconds()
+    save(run)
+    if run.stop:
         raise Stopped(
             run.stop, f"stopped in epoch {run.state.epoch}, {run.state.step} of its {run.o.steps} "
             f"steps done; resume with: {resume_command(run.folder)}")

@@ -71,6 +71,7 @@ class Run:
     lock: object = None               # keeps a second program out of the folder
     origin: dict = field(default_factory=dict)   # what the run began with, see support/origin.py
     ends: list = field(default_factory=list)     # when the epochs of this process ended
+    saved_at: float = field(default_factory=time.monotonic)  # time of the last checkpoint
     cpu_start: float = field(default_factory=time.process_time)  # when timing last stopped
 
     @property
@@ -199,7 +200,7 @@ def end_epoch(run, env_stats, alpha):
         print(screen.progress(run), flush=True)
     # validation and saving are not training
     run.cpu_start = time.process_time()
-    checkpoint.stop_if_asked(run, 0)  # the next epoch has no step yet
+    checkpoint.end_step(run, 0)  # the next epoch has no step yet
 
 
 def finish(run):

@@ -86,6 +86,20 @@ def test_a_signal_loses_nothing(quiet_run, tmp_path, small_ladder, number, name,
     same_run(quiet_run, tmp_path / "cut")
 
 
+def test_a_kill_loses_only_what_came_after_an_old_checkpoint(quiet_run, tmp_path, small_ladder,
+                                                            monkeypatch):
+    """Otherwise a kill in a 7B run's epoch would cost a quarter of an hour, or the run would depend
+    on how often it was saved."""
+    monkeypatch.setattr(checkpoint, "OLD", 0)
+    real = genenv.update_environment
+    monkeypatch.setattr(genenv, "update_environment", lambda *args: os.kill(os.getpid(), 9))
+    assert in_child(lambda: run(tmp_path / "cut", small_ladder, 3)) == -signal.SIGKILL
+    assert checkpoint.read(tmp_path / "cut" / "checkpoint.pt")["state"]["step"] == 2
+    monkeypatch.setattr(genenv, "update_environment", real)
+    assert resume(tmp_path / "cut") == 0
+    same_run(quiet_run, tmp_path / "cut")
+
+
 def in_child(command) -> int:
     """command() in a process of its own -> its exit code, -9 if it was killed."""
     pid = os.fork()
