@@ -22,21 +22,25 @@ import string
 from collections import Counter
 
 from eval.common import Verdict, read_array
+from worlds.alfworld_text import between
 
 NAME = "bamboogle"
 PAPER = {"Qwen2.5-7B": 68.0, "GenEnv 7B": 76.0}  # GPT-4o judge + live search, see above
 MAX_NEW_TOKENS = 512
 NOTE = "exact match, one turn, no search; the paper's figure: GPT-4o judge with live search"
-VARIANTS = {}
+VARIANTS = {"searchr1": ({}, {"extraction": "searchr1"})}
+
+FILES = ("bamboogle.json", "data.json")  # ours, and the name in the ToolRL repository
 
 
 # ------------------------------------------------------------------------------------- data
 
 def load(folder) -> list[dict]:
     """Return the 125 questions: {"id", "category", "question", "answer"}."""
+    path = next((folder / name for name in FILES if (folder / name).is_file()), folder / FILES[0])
     return [{"id": f"bamboogle-{index:03d}", "category": "two-hop question",
              "question": row["Question"], "answer": row["Answer"]}
-            for index, row in enumerate(read_array(folder / "bamboogle.json"))]
+            for index, row in enumerate(read_array(path))]
 
 
 def prompt(record) -> list[dict]:
@@ -64,10 +68,16 @@ def normalize(text: str) -> str:
     return " ".join(_ARTICLES.sub(" ", text.lower().translate(_PUNCTUATION)).split())
 
 
-def metrics(prediction: str, golds: list) -> dict:
-    """Return em, cover_em, f1, precision, recall, each the best over the gold answers, as Search-R1
-    and FlashRAG do."""
+def metrics(prediction: str | None, golds) -> dict:
+    """Return em, cover_em, f1, precision, recall, each the best over the gold answers.
+
+    prediction: answer text, None (nothing extracted) scores 0; golds: one text or a list of them.
+    Search-R1 and FlashRAG agree on all of these.
+    """
+    golds = [golds] if isinstance(golds, str) else golds
     result = {"em": 0, "cover_em": 0, "f1": 0.0, "precision": 0.0, "recall": 0.0}
+    if prediction is None:
+        return result
     predicted = normalize(prediction)
     for answer in map(normalize, golds):
         result["em"] = max(result["em"], int(predicted == answer))
@@ -107,11 +117,26 @@ def extract_toolrl(text: str) -> str:
     return text.strip()
 
 
-def score(record, response: str) -> Verdict:
-    """Return the verdict on one response. ok, score: EM; extra: all metrics, the extracted
-    answer."""
-    answer = extract_toolrl(response)
-    values = metrics(answer, [record["answer"]])
-    reason = f"{answer[:80]!r}, gold {record['answer'].strip()!r}"
+def extract_searchr1(text: str, minimum: int = 2) -> str | None:
+    """Return the last <answer>...</answer> of a Search-R1 transcript, None with fewer than
+    `minimum`.
+
+    The official rule wants two, since its prompt, part of the transcript, holds one as an example;
+    pass minimum=1 for a response without its prompt.
+    """
+    # Cut by hand: a lazy regular expression is quadratic on many unclosed tags.
+    answers = [answer.strip() for answer in between(text, "<answer>", "</answer>")]
+    return answers[-1] if len(answers) >= minimum else None
+
+
+def score(record, response: str, extraction: str = "toolrl") -> Verdict:
+    """Return the verdict on one response. ok, score: EM; extra: all metrics, the extracted answer.
+
+    extraction: "toolrl" (what `prompt` asks for) or "searchr1" (<answer> tags).
+    """
+    answer = (extract_toolrl(response) if extraction == "toolrl"
+              else extract_searchr1(response, minimum=1))
+    values = metrics(answer, record["answer"])
+    reason = f"{(answer or '')[:80]!r}, gold {record['answer'].strip()!r}"
     return Verdict(bool(values["em"]), float(values["em"]), reason,
-                   {"answer": answer[:1000], **values})
+                   {"answer": (answer or "")[:1000], **values})

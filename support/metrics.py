@@ -25,7 +25,8 @@ from worlds import NO_SEED
 VALIDATION = ("validated", "validation", "validation_rates", "validation_greedy", "validation_set",
               "validation_by", "category_name")
 # quantiles of the t-distribution, by degrees of freedom
-T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228]
+T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
+        2.145]
 
 
 # ---------------------------------------------------------------------------------------------

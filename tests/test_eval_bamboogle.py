@@ -12,3 +12,11 @@ def test_the_first_response_is_the_answer():
             ("<response> james madison", True), ("<think>t</think> James Madison", True),
             ("James Madison", True), ("James Madison</think>B", False)):
         assert bamboogle.score({"answer": "James Madison"}, text).ok == ok, text
+
+
+def test_searchr1_wants_two_answers_in_a_transcript_and_takes_the_last():
+    """Otherwise the example in its prompt would be taken for the answer."""
+    text = "<answer>A</answer> x <answer> B </answer>"
+    assert bamboogle.extract_searchr1(text) == "B"
+    assert bamboogle.extract_searchr1(text[:18]) is None
+    assert bamboogle.extract_searchr1(text[:18], minimum=1) == "A"

@@ -19,9 +19,9 @@ from support.options import Parser
 
 # the share of verdicts that must agree, by kind; of all other kinds each one must
 REQUIRED = {"damo_exec": 0.99, "multi_turn": 0.99}
-# nothing here can decide them: whole games, dialogues with a search and a judge, answers in another
-# prompt's tags, and rates of whole submissions, of which most plans are not among the rows
-UNDECIDABLE = ("episode", "toolrl_dialogue", "searchr1_extract", "aggregate")
+# nothing here can decide them: whole games, dialogues with a search and a judge, and rates of whole
+# submissions, of which most plans are not among the rows
+UNDECIDABLE = ("episode", "toolrl_dialogue", "aggregate")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -117,11 +117,13 @@ def verify_bfcl(data):
 
 
 def verify_bamboogle(data):
-    """Kind: metric."""
+    """Kinds: metric and searchr1_extract."""
 
     def differences(row):
-        golds = [row["gold"]] if isinstance(row["gold"], str) else row["gold"]
-        ours = bamboogle.metrics(row["response"], golds)
+        answer = row["response"]
+        if row["kind"] == "searchr1_extract":
+            answer = bamboogle.extract_searchr1(answer)
+        ours = {"extracted": answer, **bamboogle.metrics(answer, row["gold"])}
         return {row["kind"]: unequal(row["official_verdict"], ours)}
 
     return differences
