@@ -2,11 +2,12 @@
 
 Usage: `python genenv.py --resume --out runs/000-genenv`. checkpoint.pt is written at the end of
 every epoch, after a step if the last one is a minute old, and on SIGINT or SIGTERM after the
-current step, unless that takes long. It holds both adapters and optimisers, the generators, the progress inside an epoch, and the lengths of the
-append-only files. On resume these files are cut back to those lengths, the pools are read from
-them, and the run continues as if nothing had happened: 2 + 1 epochs equal 3, bit for bit on one
-machine. A kill, or a stop within a step, loses what came after the last checkpoint. The reference
-policy needs no checkpoint: it is the base with both adapters off.
+current step, unless that takes long. It holds both adapters and optimisers, the generators, the
+progress inside an epoch, and the lengths of the append-only files. On resume these files are cut
+back to those lengths, the pools are read from them, and the run continues as if nothing had
+happened: 2 + 1 epochs equal 3, bit for bit on one machine. A kill, or a stop within a step, loses
+what came after the last checkpoint. The reference policy needs no checkpoint: it is the base with
+both adapters off.
 
 A damaged or incompletely copied folder is refused in one line and left unchanged: the checkpoint
 begins with a hash of itself, and contains one of each append-only file.
@@ -229,8 +230,8 @@ def restore(run, saved: dict):
 def stop_signals(run):
     """Turn SIGINT and SIGTERM into a request to stop after the current step.
 
-    If the step takes long, an alarm stops it, and so does a second signal. The run then resumes from
-    its last checkpoint.
+    If the step takes long, an alarm stops it, and so does a second signal. The run then resumes
+    from its last checkpoint.
     """
     def note(number, frame):
         if run.stop:

@@ -340,7 +340,8 @@ def test_a_random_chat_model_runs_all_five_and_so_does_its_adapter(model, data, 
 
 
 # {benchmark: how many recorded verdicts must have been decided at all}
-DECIDED = {"alfworld": 1554, "api_bank": 2796, "bamboogle": 703, "bfcl": 2816, "travelplanner": 968}
+DECIDED = {
+    "alfworld": 1554, "api_bank": 2796, "bamboogle": 703, "bfcl": 2816, "travelplanner": 968}
 
 
 @needs_data
