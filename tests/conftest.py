@@ -1,6 +1,6 @@
-"""What the tests share beside helpers.py: one thread, and a small copy of the embedded world.
+"""Fixtures that the tests share: a small copy of the embedded world, and runs of it.
 
-Tests run on one thread: two beside another busy process are far slower than one.
+Tests run on one thread: next to another busy process, two threads are far slower than one.
 """
 from contextlib import contextmanager
 import os
@@ -13,32 +13,32 @@ from helpers import ENDINGS, tiny_policy
 from support import report
 from worlds import ladder, tiny_model
 
-# it ends its lines and knows a few tools, which is all that tests of the loop need
+# this model ends its lines and knows a few tools; tests of the loop need no more
 SMALL_MODEL = {**tiny_model.MODEL, "hidden_size": 64, "intermediate_size": 128,
                "num_hidden_layers": 1}
 SMALL_RECIPE = dict(steps=150, batch=32, lr=6e-3)
-write_report, whole_split = report.write, ladder.World.validation_tasks  # where nothing is patched
-# a run of the small world in a second an epoch; all p_hat are in the band
+write_report, whole_split = report.write, ladder.World.validation_tasks  # before any patch
+# options of a run of the small world: a second per epoch, and every p_hat is in the band
 MICRO = ["--threads", "1", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1", "--rank", "4",
          "--k-min", "0.5"]
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """Folder of a saved random chat model, one token per byte."""
+    """Save a random chat model of one token per byte, and return its folder."""
     from test_tool_calls import chat_model
     return chat_model(tmp_path_factory.mktemp("chat"), hidden=32)
 
 
 @pytest.fixture(scope="module")
 def ending():
-    """A live policy whose rollouts, or turns, end early, at different times."""
+    """Return a live policy whose rollouts, or turns, end early and at different times."""
     return tiny_policy(eos_token_id=ENDINGS)
 
 
 @pytest.fixture(scope="session")
 def _small_base(tmp_path_factory):
-    """Folder of the small base model."""
+    """Train the small base model of one layer for seconds, once per session; return its folder."""
     folder = tmp_path_factory.mktemp("ladder")
     pairs = ladder.World(genenv.Options()).pairs
     tiny_model.save(*tiny_model.train(ladder.WORDS, pairs, SMALL_MODEL, **SMALL_RECIPE), folder)
@@ -47,10 +47,9 @@ def _small_base(tmp_path_factory):
 
 @contextmanager
 def small_world():
-    """Within: the embedded world, small.
+    """Make the embedded world small within this context.
 
-    One layer, trained for seconds, once per session; two held-out tasks per rung; rewards by
-    `parity`; no figures.
+    It has two held-out tasks per rung, pays right answers and `parity`, and draws no figures.
     """
     def score(self, task, text):
         return (1.0, True) if text == self.gold(task) else parity(task, text)
@@ -64,14 +63,17 @@ def small_world():
 
 @pytest.fixture(scope="module")
 def small_ladder(_small_base):
-    """The embedded world, small, for all tests of a module; yields its --model."""
+    """Make the embedded world small for all tests of a module; yield its --model."""
     with small_world():
         yield _small_base
 
 
 @pytest.fixture(scope="session")
 def quiet_run(_small_base, tmp_path_factory):
-    """Folder of an undisturbed run of three epochs, with its figures; nobody may change it."""
+    """Return the folder of an undisturbed run of three epochs with its figures.
+
+    Tests must not change it.
+    """
     out = tmp_path_factory.mktemp("runs") / "quiet"
     argv = ["--out", str(out), "--model", _small_base, *MICRO, "--epochs", "3"]
     with small_world(), pytest.MonkeyPatch.context() as patch:
@@ -81,6 +83,8 @@ def quiet_run(_small_base, tmp_path_factory):
 
 
 def parity(task, text):
-    """Rewards that such a model earns at times, so that both policies have a gradient: the more odd
-    digits in a response, the likelier it is right."""
+    """Return a reward that such a model earns at times, so that both policies have a gradient.
+
+    The more odd digits a response has, the likelier it is right.
+    """
     return float(int(task.id[:2], 16) < 64 * sum(map(text.count, "13579"))), True

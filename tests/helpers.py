@@ -1,7 +1,7 @@
-"""What the tests share: a tiny random Qwen2 with two adapters, toy tokens, and naive references.
+"""Helpers that the tests share: a tiny random Qwen2 with two adapters, toy tokens, references.
 
-A reference here is slow and obvious on purpose: one forward pass per token, python loops, no mask,
-no cache. The code under test must agree with it.
+The references are slow and obvious on purpose: one forward pass per token, Python loops, no mask,
+no cache. The code under test must agree with them.
 """
 from functools import partial
 from pathlib import Path
@@ -18,20 +18,19 @@ from support.options import Options
 from worlds.tiny_model import word_tokenizer
 
 WORLDS = Path(__file__).resolve().parents[1] / "worlds"
-EXAMPLE_LIST = [  # options: our own list of functions, its few examples and held-out requests
+EXAMPLE_LIST = [  # options: our own list of functions, with its few examples and held-out requests
     "--tools", str(WORLDS / "tools/example_tools.json"),
     "--base-tasks", str(WORLDS / "tools/example_requests.jsonl"),
     "--validation-tasks", str(WORLDS / "tools/example_heldout.jsonl")]
 WORDS = ["<pad>", "<eos>", "<stop>", "<bos>", *(f"w{i}" for i in range(36))]  # V = 40
 PAD, EOS, STOP, BOS = range(4)
-ENDINGS = [EOS, *range(4, 12)]  # many ways to end: responses of all lengths, rows leave early
+ENDINGS = [EOS, *range(4, 12)]  # many end tokens: responses have all lengths, and rows end early
 TEMPLATE = ("<bos> {% for m in messages %}w0 {{ m['content'] }} <eos> {% endfor %}"
             "{% if add_generation_prompt %}w1{% endif %}")
 
 
 def toy_tokenizer(chat=False, bos=False):
-    """Return a tokenizer of one token per word. bos: one that puts <bos> in front
-    unless it is asked not to."""
+    """Return a tokenizer of one token per word. bos: it puts <bos> in front unless told not to."""
     from tokenizers.processors import TemplateProcessing
     tokenizer = word_tokenizer(WORDS)
     tokenizer.add_special_tokens({"bos_token": "<bos>", "additional_special_tokens": ["<stop>"]})
@@ -50,8 +49,10 @@ TINY = dict(vocab_size=len(WORDS), hidden_size=32, intermediate_size=48, num_hid
 
 
 def tiny_lm(config=None, **changes):
-    """Return a random two-layer Qwen2 with grouped keys, distributions far from uniform; or one of
-    `config`."""
+    """Return a random model of `config`, by default a two-layer Qwen2.
+
+    It has grouped keys, and its distributions are far from uniform.
+    """
     from transformers import AutoModelForCausalLM, Qwen2Config
     with torch.random.fork_rng():
         torch.manual_seed(0)
@@ -61,8 +62,7 @@ def tiny_lm(config=None, **changes):
 
 def tiny_policy(adapters=("agent", "env"), live=True, chat=False, bos=False, dtype=torch.float32,
                 **lm):
-    """Return a Policy on the tiny model. live: B matrices are random, so that every adapter
-    differs."""
+    """Return a Policy on the tiny model. live: B matrices are random, so that adapters differ."""
     model = tiny_lm(**lm).to(dtype)
     policy = Policy(model, toy_tokenizer(chat, bos), adapters, rank=4)
     if live:
@@ -94,21 +94,22 @@ UNEVEN_GROUPS = [(5, [4, 1, 7]), (2, [3, 3]), (9, [2, 6, 1, 5]), (1, [2])]
 
 
 def rollouts_of(groups, sampled=None, drawn=None):
-    """Make Rollouts of groups (prompt ids, response ids), one group after the other. sampled,
-    drawn: for each group a list of what its Rollouts hold."""
+    """Make Rollouts of groups (prompt ids, list of response ids), one group after the other.
+
+    sampled, drawn: for each group, the logps and the drawn flags of its Rollouts.
+    """
     rollouts = []
     for i, (prompt, responses) in enumerate(groups):
         for j, response in enumerate(responses):
             logps = sampled[i][j] if sampled else ()
-            own = drawn[i][j] if drawn else None
-            rollouts.append(Rollout(i, prompt, response, logps, "", own))
+            flags = drawn[i][j] if drawn else None
+            rollouts.append(Rollout(i, prompt, response, logps, "", flags))
     return rollouts
 
 
 def train_agent(policy, optimizer, groups, rewards, sampled=None, drawn=None, generator=None,
                 grad_clip=1.0, **options):
-    """Call grpo.grpo_update on groups as above, with genenv's default options but for those
-    given."""
+    """Call grpo.grpo_update on groups as above; `options` replace the defaults of genenv."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "GRAD_CLIP", grad_clip)
         rollouts = rollouts_of(groups, sampled, drawn)
@@ -117,8 +118,10 @@ def train_agent(policy, optimizer, groups, rewards, sampled=None, drawn=None, ge
 
 
 def naive_row(policy, adapter, rollout, temperature):
-    """Return log pi of each response token of a rollout, or of a record, under an adapter: a tensor
-    (R,): one whole forward pass per token."""
+    """Return log pi of each response token of a rollout or record under an adapter, shape (R,).
+
+    Each token takes a whole forward pass.
+    """
     out = []
     for t, token in enumerate(rollout.response):
         ids = torch.tensor([rollout.prompt + rollout.response[:t]])
@@ -151,7 +154,7 @@ def equal_bits(a, b):
 
 
 def nearly_equal(a, b, tolerance=1e-5):
-    """Return whether two lists of tensors are nearly equal, relative to the largest entry."""
+    """Return whether two lists of tensors are nearly equal, relative to the largest entry of b."""
     a, b = (torch.cat([x.flatten() for x in tensors]) for tensors in (a, b))
     return (a - b).abs().max() <= tolerance * b.abs().max().clamp(min=1e-3)
 
@@ -168,7 +171,7 @@ def same_run(a, b):
 
 
 def refused_with(kind, match, call, *args, **options) -> str:
-    """Return the one line of the exception of this kind that `call` ends in."""
+    """Assert that `call` raises an exception of this kind whose message is one line; return it."""
     with pytest.raises(kind, match=match) as error:
         call(*args, **options)
     assert "\n" not in str(error.value)
@@ -182,18 +185,20 @@ def one_line(capsys, code, *words):
     """Assert exit code 2 and one line on stderr that holds all of `words`; return stdout."""
     out, err = capsys.readouterr()
     assert code == 2, (code, err)
-    # a busy machine may say what it is trying
+    # on a busy machine the program may also print what it is trying
     [line] = [line for line in err.splitlines() if not line.startswith("trying ")]
     assert line.startswith("genenv: ") and all(str(w) in line for w in words), err
     return out
 
 
 class Speaker:
-    """A policy with fixed answers: rollout i gives said[i], or the turns of this list one after the
-    other. A token is a text; those of `spoilt` have a control token in them."""
+    """A policy with fixed answers: rollout i gives answers[i], a text or a list of turns.
 
-    def __init__(self, said, spoilt=(), tokens=1, special=()):
-        self.said, self.spoilt, self.tokens = said, spoilt, tokens
+    A whole text is one token; the texts in `spoilt` contain a control token.
+    """
+
+    def __init__(self, answers, spoilt=(), tokens=1, special=()):
+        self.answers, self.spoilt, self.tokens = answers, spoilt, tokens
         self.tokenizer = SimpleNamespace(all_special_tokens=special)
 
     decode = staticmethod(lambda ids: ids[0])
@@ -206,11 +211,11 @@ class Speaker:
     def has_control_tokens(self, ids):
         return ids[0] in self.spoilt
 
-    def sample(self, adapter, prompts, G, *given, respond=None, **limits):
+    def sample(self, adapter, prompts, G, *args, respond=None, **limits):
         if respond is None:
-            return [Rollout(i // G, [], [text]) for i, text in enumerate(self.said)]
-        for i, turns in enumerate(self.said):
+            return [Rollout(i // G, [], [text]) for i, text in enumerate(self.answers)]
+        for i, turns in enumerate(self.answers):
             for turn in turns:
                 if respond(i, [turn]) is None:
                     break
-        return [Rollout(i // G, [], []) for i in range(len(self.said))]
+        return [Rollout(i // G, [], []) for i in range(len(self.answers))]

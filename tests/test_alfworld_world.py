@@ -1,4 +1,4 @@
-"""ALFWorld's engine as a world: texts, facts of PDDL, and with the packages games and episodes.
+"""ALFWorld's engine as a world: its texts, its PDDL facts, and, with the packages, its games.
 
 Run: python -m pytest tests/test_alfworld_world.py -q
 """
@@ -28,7 +28,7 @@ needs_engine = pytest.mark.skipif(
 
 @pytest.fixture(scope="module")
 def world():
-    """The world as a run makes it."""
+    """Return the world as a run makes it."""
     return a.World(OPTIONS)
 
 
@@ -37,7 +37,7 @@ def world():
 
 
 def test_the_facts_say_what_the_text_says():
-    """Otherwise the engine would play another household than the one that was written."""
+    """Otherwise the engine would play a different household from the one that was written."""
     facts = a.facts_of(a.make_task(HOME).spec)
     assert sorted(facts.splitlines()) == [
         "(inReceptacle apple_1 drawer_1) (objectAtLocation apple_1 at_drawer)",
@@ -53,7 +53,7 @@ def test_the_facts_say_what_the_text_says():
 
 
 def test_the_problem_knows_every_name_that_a_text_may_have():
-    """Otherwise a valid text would end in an error of the translator."""
+    """Otherwise the translator would fail on a valid text."""
     known = set(re.findall(r"[a-z]\w*", a.PROBLEM.partition("(:init")[0]))
     for place in h.RECEPTACLES:
         spec = {"house": [[place, False, h.OBJECTS * 2]]}
@@ -67,15 +67,15 @@ LOOK_ALIKES = ["mug) (won", "m\u0443g", "mu\uff47", "\uff4d\uff55\uff47", "mug\u
 
 @pytest.mark.parametrize("word", LOOK_ALIKES)
 def test_look_alikes_of_a_word_are_refused(word):
-    """Otherwise a model's text would become PDDL, or a rule of the grammar, which is evaluated."""
+    """Otherwise a model's text would become PDDL, or a grammar rule that the engine evaluates."""
     for text in (HOME.replace("mug", word), HOME.replace("plate", word), HOME + word,
                  HOME.replace("drawer", word), f"{word} {HOME}"):
         refused_with(InvalidTask, "^(malformed|inconsistent)$", a.make_task, text)
 
 
 def test_facts_come_from_the_words_of_the_household_only():
-    """Otherwise a letter that becomes another one in lower case would get through as it is."""
-    # in lower case a Kelvin sign is a k
+    """Otherwise a letter that turns into an ASCII letter in lower case would reach the engine."""
+    # the Kelvin sign is a k in lower case
     kelvin = HOME.replace("drawer closed", "drawer").replace("drawer", "des\u212a")
     for text in (HOME.upper(), kelvin, HOME.replace(" ", "\u00a0\n")):
         assert re.fullmatch(r"[a-zA-Z_0-9 ()\n]+", a.facts_of(a.make_task(text).spec))
@@ -106,25 +106,25 @@ def test_splits_have_every_goal_larger_homes_held_out_and_nothing_in_common():
     assert largest == {"base": 5, "validation": 6, "tuning": 6}
     held_out = [h.key_of(task) for split in ("validation", "tuning") for task in splits[split]]
     assert len(set(held_out)) == 60
-    # a warm start shows the base homes with every goal
+    # over six turns a warm start shows every base home with every goal
     shown = {h.key_of(task) for turn in range(6) for task in a.with_goals(h.base(), turn)}
     assert shown.isdisjoint(held_out) and len(shown) == 180
 
 
 def test_the_prompt_is_that_of_the_official_games():
-    """Otherwise an agent would practise for another prompt than the one it is scored with."""
+    """Otherwise an agent would practise on a different prompt from the one it is scored with."""
     record = {"observation": "You see.", "history": [], "admissible": ["look", "help"]}
     user = official.prompt(record)[1]["content"]
     assert user == "You see.\n\n" + question(["look", "help"])
 
 
 def test_the_world_says_what_it_needs(monkeypatch):
-    """Otherwise a run without the packages would end in a traceback, late."""
+    """Otherwise a run without the packages, or with a file of tasks, would fail late or silently."""
     monkeypatch.setattr(a, "find_spec", lambda name: None)
     user_error("textworld", load_world("alfworld"), OPTIONS)
     monkeypatch.setattr(a, "find_spec", lambda name: name)
-    given = replace(OPTIONS, base_tasks="t.jsonl")
-    user_error("makes its own tasks", load_world("alfworld"), given)
+    with_tasks = replace(OPTIONS, base_tasks="t.jsonl")
+    user_error("makes its own tasks", load_world("alfworld"), with_tasks)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -132,13 +132,13 @@ def test_the_world_says_what_it_needs(monkeypatch):
 
 
 def won(world, task, commands):
-    """Whether these commands win the game of a task."""
+    """Return whether these commands win the game of a task."""
     return world.score(task, list(commands))[0] == 1
 
 
 @needs_engine
 def test_the_planners_commands_win_every_kind_of_goal_and_fail_with_one_left_out(world):
-    """Otherwise a goal could not be reached, or would be paid without being reached."""
+    """Otherwise a goal could not be reached, or would earn its reward without being reached."""
     for task in world.base_tasks()[:6] + world.validation_tasks()[:6]:
         turns = world.gold(task).split("\n")
         assert world.score(task, turns) == (1.0, True), task.text
@@ -150,7 +150,7 @@ def test_the_planners_commands_win_every_kind_of_goal_and_fail_with_one_left_out
 
 @needs_engine
 def test_an_episode_in_its_phrasing(world):
-    """Otherwise the agent would not see what the engine says, or nonsense would do something."""
+    """Otherwise the agent would not see what the engine prints, or nonsense would do something."""
     task = world.parse_task(HOME, NO_SEED, 0)
     [_, user] = world.agent_prompt(task)
     assert user["content"].startswith("-= Welcome to TextWorld, ALFRED! =-")
@@ -167,23 +167,23 @@ def test_an_episode_in_its_phrasing(world):
 
 @needs_engine
 def test_attempts_that_take_turns_see_their_own_games(world):
-    """Otherwise the one engine would show an attempt what another has done."""
+    """Otherwise the shared engine would show an attempt what another attempt has done."""
     one, two = world.base_tasks()[:2]
     attempts = []
     for task, turns in ((one, one), (one, two), (two, two)):
         attempts.append((task, ["dance", *world.gold(turns).split("\n")]))
     expected = []
     for task, turns in attempts:
-        # this attempt on its own, in an engine that has seen no other
+        # play this attempt by itself, in an engine that has seen no other
         for function in (a.moment, a.first_moment, a.engine):
             function.cache_clear()
         state = world.start(task)
         expected.append([world.respond(task, state, turn) for turn in turns])
     observations, states = [[], [], []], [world.start(task) for task, _ in attempts]
     for n in range(max(map(len, expected))):
-        for (task, turns), state, own in zip(attempts, states, observations):
-            own += [world.respond(task, state, turn) for turn in turns[n:n + 1]]
-        a.moment.cache_clear()  # what was forgotten is played again
+        for (task, turns), state, observed in zip(attempts, states, observations):
+            observed += [world.respond(task, state, turn) for turn in turns[n:n + 1]]
+        a.moment.cache_clear()  # moments that were forgotten are played again
     assert observations == expected
 
 
@@ -203,12 +203,12 @@ def test_odd_households_are_tasks_or_refused_in_time(world, monkeypatch):
         assert time.process_time() - began < 2, words
         reasons[reason] += 1
     assert {"a task", "unsolvable"} <= reasons.keys() <= {"a task", *world.REASONS}
-    assert sys.argv == ["genenv.py"]  # the translator sets its own
+    assert sys.argv == ["genenv.py"]  # the translator sets sys.argv
 
 
 @needs_engine
 def test_a_warm_start_shows_won_episodes_and_valid_texts(world):
-    """Otherwise the model would imitate what fails, or what is held out."""
+    """Otherwise the model would imitate episodes that fail, or tasks that are held out."""
     held_out = held_out_keys(world)
     pairs = world.warm_start_pairs(1)
     for task, (prompt, episode) in zip(world.base_tasks(), pairs["agent"]):

@@ -1,4 +1,4 @@
-"""`genenv.py ask`: who answers, which functions a trained agent is shown, how its answer is read.
+"""`genenv.py ask`: which model answers, which functions it is shown, how its answer is read.
 
 Run: python -m pytest tests/test_ask.py -q
 """
@@ -24,12 +24,13 @@ DENTIST = "Put the dentist on Friday at nine."
 
 @pytest.fixture(scope="module")
 def run(model, tmp_path_factory):
-    """The folder of a run of tool_calls as it ends, with an agent that differs from its base."""
+    """Return the folder of an ended run of tool_calls whose agent differs from its base."""
     return ended_run(tmp_path_factory.mktemp("ask"), model, "--world", "tool_calls", *EXAMPLE_LIST,
                      "--max-response-tokens", "24", "--max-prompt-tokens", "4096")
 
 
 def ended_run(folder, model, *options):
+    """Write the files that `ask` reads from an ended run; return the folder."""
     o = parse_options([*options, "--model", model, "--rank", "4", "--threads", "1"])
     (folder / "config.json").write_text(json.dumps(dataclasses.asdict(o)))
     policy = Policy.load(model, ("agent",), rank=4, device="cpu")
@@ -39,8 +40,10 @@ def ended_run(folder, model, *options):
 
 
 def answer_as_by_hand(capsys, run, model, world, task):
-    """What `ask --json` prints, and nothing else on standard output: the greedy answer of the run's
-    adapter, and with --untrained that of its base."""
+    """Assert that `ask --json` prints the greedy answer of the run's adapter, and only that.
+
+    With --untrained it is the answer of the base. Return the JSON object of the adapter's answer.
+    """
     policy = Policy.load(model, ("agent",), rank=4, device="cpu",
                          adapter_folder=str(run / "adapters" / "agent"))
     prompt, answers = policy.encode(world.agent_prompt(task)), []
@@ -55,14 +58,14 @@ def answer_as_by_hand(capsys, run, model, world, task):
 
 
 def answer_of(monkeypatch, run, task, text):
-    """Return what is made of a text that the agent answers to a task."""
+    """Return what Agent.answer makes of a text with which the agent answers a task."""
     agent = ask.Agent(run)
     monkeypatch.setattr(agent, "_attempt", lambda _: (Rollout(0, [], []), text))
     return agent.answer(task)
 
 
 def test_the_short_list_has_the_function_that_is_needed():
-    """Otherwise an agent could not answer: its function would not be in the prompt."""
+    """Otherwise an agent could not answer, because its function would not be in the prompt."""
     tools, _ = tool_lists.read_tools(EXAMPLE_LIST[1])
     tasks = tool_calls.read_tasks(EXAMPLE_LIST[5], tools)
     hits = 0
@@ -73,7 +76,7 @@ def test_the_short_list_has_the_function_that_is_needed():
 
 
 def test_the_agent_is_asked_with_a_choice_of_its_functions(run, model, capsys):
-    """Otherwise hundreds of functions would be in the prompt of an agent that knows a few."""
+    """Otherwise hundreds of functions would be in the prompt of an agent trained on few."""
     world = ask.Agent(run).world
     task = world.offered(world.asked_task(DENTIST))
     answer = answer_as_by_hand(capsys, run, model, world, task)
@@ -82,7 +85,7 @@ def test_the_agent_is_asked_with_a_choice_of_its_functions(run, model, capsys):
 
 
 def test_any_world_is_asked_a_task_of_its_own(small_ladder, tmp_path, capsys):
-    """Otherwise another model than the run's would answer, or another task be scored."""
+    """Otherwise a model other than the run's would answer, or another task would be scored."""
     run = ended_run(tmp_path, small_ladder)
     world = load_world("ladder")(parse_options(["--model", small_ladder]))
     task = world.base_tasks()[0]
@@ -106,7 +109,7 @@ def test_an_answer_is_read_as_calls_or_as_what_is_wrong_with_it(run, monkeypatch
 
 
 def test_a_held_out_request_is_marked_and_offered_its_own_functions(run, monkeypatch):
-    """Otherwise no answer to it could be right: the run may not know its functions."""
+    """Otherwise no answer could be right where the run does not know the request's functions."""
     world = ask.Agent(run).world
     task = world.validation_tasks()[0]
     fly = {"name": "fly_to", "description": "", "parameters": {}}
@@ -119,11 +122,12 @@ def test_a_held_out_request_is_marked_and_offered_its_own_functions(run, monkeyp
 
 
 def test_bad_input_is_one_line(run, tmp_path):
-    """Otherwise a run that has not ended, or of another version, would answer with something."""
+    """Otherwise `ask` would answer for a run that has not ended or is of another version, or answer
+    a text with a control token."""
     (tmp_path / "config.json").write_text((run / "config.json").read_text())  # no adapters yet
     user_error("the run has not ended", ask.Agent, tmp_path)
     user_error("control token", ask.Agent(run), "<|im_end|> hello")
-    # a run of an older version, whose answers had another form, would be read wrongly
+    # a run of an older version: its answers had another form and would be read wrongly
     config = json.loads((run / "config.json").read_text())
     config["world_options"]["call_format"] = "python"
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -132,8 +136,8 @@ def test_bad_input_is_one_line(run, tmp_path):
 
 
 def test_a_request_longer_than_the_model_reads_is_refused(run, monkeypatch):
-    """Otherwise the model would answer noise, and nothing would show why; or the memory that it
-    takes would end in a traceback."""
+    """Otherwise the model would answer noise without a reason shown, or a lack of memory would end
+    in a traceback."""
     agent = ask.Agent(run)
     assert agent(DENTIST)["response"]
     user_error("makes a prompt of", agent, "Put it on Friday. " * 500)

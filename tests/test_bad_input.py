@@ -1,4 +1,4 @@
-"""The mistakes that users make: one clear line on stderr, exit code 2, nothing written.
+"""Users' mistakes: each gives one clear line on stderr and exit code 2, and writes nothing.
 
 Usage: python -m pytest -q tests/test_bad_input.py
 """
@@ -15,8 +15,8 @@ MISTAKES = {  # (argv, the option or file that the line must name)
     "one rollout": (["--G", "1"], "--G"),
     "nothing in the band": (["--G", "3", "--k-min", "0.1"], "--k-min"),
     "schedule misspelt": (["--alpha-schedule", "liner"], "did you mean linear"),
-    "own schedule fails": (["--alpha-schedule", "broken"], "alpha_broken"),
-    "simulator's model alone": (["--env-model", "m"], "--env-model"),
+    "a user's schedule fails": (["--alpha-schedule", "broken"], "alpha_broken"),
+    "model for the simulator only": (["--env-model", "m"], "--env-model"),
     "no model": (["--world", "tool_calls"], "--model"),
     "model is a file": (["--model", "{tmp}/broken.jsonl"], "{tmp}/broken.jsonl"),
     "tasks broken": (
@@ -32,21 +32,20 @@ MISTAKES = {  # (argv, the option or file that the line must name)
 
 
 def alpha_broken(c):
-    """A schedule of the user's with a mistake in it."""
+    """Fail like a user's schedule with a mistake in it."""
     return 1 / 0
 
 
 @pytest.mark.parametrize("name", MISTAKES)
 def test_one_line_names_what_to_change(name, tmp_path, capsys, monkeypatch):
-    """Otherwise a mistake in a command would be a traceback, or be found after files were
-    written."""
+    """Otherwise a mistake in a command would end in a traceback, or after files were written."""
     broken = tmp_path / "broken.jsonl"
     broken.write_text('{"task": "Who?", "reference": "I"}\n{"te')
     monkeypatch.setattr(curriculum, "alpha_broken", alpha_broken, raising=False)
-    monkeypatch.setattr(genenv, "epoch", None)  # whatever gets so far was not refused
-    argv, named = MISTAKES[name]
-    argv = [word.replace("{tmp}", str(tmp_path)) for word in argv]
+    monkeypatch.setattr(genenv, "epoch", None)  # a mistake that gets this far was not refused
+    argv, word = MISTAKES[name]
+    argv = [arg.replace("{tmp}", str(tmp_path)) for arg in argv]
     if argv[0].startswith("-") and "--out" not in argv:
         argv += ["--out", str(tmp_path / "r")]
-    one_line(capsys, genenv.main(argv), named.replace("{tmp}", str(tmp_path)))
+    one_line(capsys, genenv.main(argv), word.replace("{tmp}", str(tmp_path)))
     assert list(tmp_path.iterdir()) == [broken]

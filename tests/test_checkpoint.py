@@ -1,4 +1,4 @@
-"""The loop through the command line's entry point, and what it loses when it is stopped: nothing.
+"""The loop as a command: a run that is stopped loses nothing, and a bad resume is refused.
 
 Usage: python -m pytest -q tests/test_checkpoint.py
 
@@ -32,9 +32,9 @@ pytestmark = pytest.mark.usefixtures("small_ladder")
 
 
 def run(out, model, epochs, *more):
-    """genenv.main in this process -> exit code."""
-    given = "--out", out, "--model", model, "--epochs", epochs, *more
-    return genenv.main([*MICRO, *map(str, given)])
+    """Call genenv.main in this process; return its exit code."""
+    argv = "--out", out, "--model", model, "--epochs", epochs, *more
+    return genenv.main([*MICRO, *map(str, argv)])
 
 
 def resume(out, *more):
@@ -42,34 +42,34 @@ def resume(out, *more):
 
 
 def contents(folder):
-    """{path: bytes} of all files below a folder."""
+    """Return {path: bytes} of all files below a folder."""
     return {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
 
 
 @pytest.fixture
 def copy(quiet_run, tmp_path):
-    """A copy of the quiet run, to disturb."""
+    """Copy the quiet run, so that a test can change it."""
     return Path(shutil.copytree(quiet_run, tmp_path / "copy"))
 
 
 # ---------------------------------------------------------------------------------------------
-# other bits after a stop
+# runs that are stopped and resumed
 
 
 def test_two_epochs_and_one_more_equal_three(quiet_run, tmp_path, small_ladder):
-    """Otherwise metrics, pools or adapters would depend on how often a run was resumed."""
+    """Otherwise metrics, pools or adapters would depend on whether a run was resumed."""
     assert run(tmp_path / "two", small_ladder, 2) == 0
     assert resume(tmp_path / "two", "--epochs", "3") == 0
     same_run(quiet_run, tmp_path / "two")
 
 
 @pytest.mark.parametrize("number, name, call", [
-    # epoch 0 has one step, epoch 1 two: in epoch 0, in epoch 2, after the last step of epoch 1
+    # epoch 0 has one step, the others two: stop in epoch 0, in epoch 2, after epoch 1's last step
     (signal.SIGINT, "interact", 1), (signal.SIGINT, "interact", 4),
     (signal.SIGTERM, "update_environment", 1)])
 def test_a_signal_loses_nothing(quiet_run, tmp_path, small_ladder, number, name, call, monkeypatch):
-    """Otherwise a run would not end after its step or epoch, or would be another run once
-    resumed."""
+    """Otherwise a signal would not end a run after its step or epoch, or the resumed run would
+    differ."""
     calls, real = [], getattr(genenv, name)
 
     def interrupted(*args):
@@ -88,8 +88,8 @@ def test_a_signal_loses_nothing(quiet_run, tmp_path, small_ladder, number, name,
 
 def test_a_kill_loses_only_what_came_after_an_old_checkpoint(quiet_run, tmp_path, small_ladder,
                                                             monkeypatch):
-    """Otherwise a kill in a 7B run's epoch would cost a quarter of an hour, or the run would depend
-    on how often it was saved."""
+    """Otherwise a kill in an epoch of a 7B run would cost a quarter of an hour, or the run would
+    depend on how often it was saved."""
     monkeypatch.setattr(checkpoint, "OLD", 0)
     real = genenv.update_environment
     monkeypatch.setattr(genenv, "update_environment", lambda *args: os.kill(os.getpid(), 9))
@@ -101,11 +101,11 @@ def test_a_kill_loses_only_what_came_after_an_old_checkpoint(quiet_run, tmp_path
 
 
 def in_child(command) -> int:
-    """command() in a process of its own -> its exit code, -9 if it was killed."""
+    """Run command() in a separate process; return its exit code, -9 if it was killed."""
     pid = os.fork()
     if pid == 0:
-        sys.stdout = sys.stderr = open(os.devnull, "w")  # it would only clutter the report
-        code = 1  # of a traceback
+        sys.stdout = sys.stderr = open(os.devnull, "w")  # keep the test report clean
+        code = 1  # for a traceback
         try:
             code = command()
         finally:
@@ -115,8 +115,8 @@ def in_child(command) -> int:
 
 @pytest.mark.parametrize("nth", [2, 3])
 def test_killed_while_saving(nth, quiet_run, tmp_path, small_ladder):
-    """Otherwise a kill just before a checkpoint takes its name, when all other files know more than
-    the last one, would cost the run or repeat what it wrote."""
+    """Otherwise a kill just before a checkpoint is renamed, when the other files are ahead of the
+    last one, would cost the run or repeat what it wrote."""
     out, real, calls = tmp_path / "r", os.replace, []
 
     def die(*args):
@@ -135,8 +135,8 @@ def test_killed_while_saving(nth, quiet_run, tmp_path, small_ladder):
 
 
 def test_a_disk_that_is_full_loses_nothing(quiet_run, tmp_path, small_ladder):
-    """Otherwise torch's own error would be a traceback, the half of a checkpoint would keep the
-    disk full, and nobody would know that with room again the run resumes."""
+    """Otherwise the user would see torch's traceback, half a checkpoint would keep the disk full,
+    or the run could not be resumed once there is room again."""
     out = tmp_path / "r"
 
     def child():
@@ -155,7 +155,7 @@ def test_a_disk_that_is_full_loses_nothing(quiet_run, tmp_path, small_ladder):
 
 @pytest.mark.parametrize("second", [signal.SIGINT, signal.SIGALRM])
 def test_a_second_signal_or_an_alarm_stops_at_once(second, monkeypatch):
-    """Otherwise a run that hangs, or validates for minutes, could not be stopped by Ctrl-C."""
+    """Otherwise a run that hangs, or validates for minutes, could not be stopped."""
     monkeypatch.setattr(checkpoint, "PATIENCE", 1)
     state = SimpleNamespace(stop=None, folder="runs/r", state=SimpleNamespace(epoch=1))
     with pytest.raises(Stopped, match="--resume"), checkpoint.stop_signals(state):
@@ -168,23 +168,23 @@ def test_a_second_signal_or_an_alarm_stops_at_once(second, monkeypatch):
 
 
 # ---------------------------------------------------------------------------------------------
-# runs that must not go on
+# runs that must not be resumed
 
 
 def flipped(data):
-    """One bit of a file, in the middle of a tensor, is another one."""
+    """Flip one bit in the middle of a file."""
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1:]
 
 
 @pytest.mark.parametrize("name, damage", [
     ("train.jsonl", lambda data: data[:data.index(b"\n") + 1]),  # copied in part
-    ("env.jsonl", flipped), ("metrics.jsonl", flipped),  # as of another run
+    ("env.jsonl", flipped), ("metrics.jsonl", flipped),  # as if from another run
     ("checkpoint.pt", None),  # not copied
     ("checkpoint.pt", flipped)])
 def test_a_damaged_folder_is_refused_and_left_as_it_is(name, damage, copy, capsys):
-    """Otherwise a run would continue from other numbers, as of another seed's pools, or begin again
-    over what is there."""
+    """Otherwise a run would continue from wrong numbers, such as another seed's pools, or begin
+    again and overwrite the folder."""
     path = copy / name
     if damage:
         path.write_bytes(damage(path.read_bytes()))
@@ -197,7 +197,7 @@ def test_a_damaged_folder_is_refused_and_left_as_it_is(name, damage, copy, capsy
 
 @pytest.fixture
 def project(tmp_path, monkeypatch):
-    """The project whose files the hashes are of: a copy, to edit."""
+    """Copy the files that are hashed, so that a test can edit them; return the copy's folder."""
     for name in (*origin.METHOD, *origin.world_files("ladder")):
         file = tmp_path / "project" / name
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -214,13 +214,13 @@ def test_an_edited_method_is_another_setting(name, project):
     file.write_text(file.read_text() + "EDITED = True\n")
     edited = origin.code_versions(o)
     assert {key for key in edited if edited[key] != first[key]} == {name}
-    # in a run that was resumed after the edit both are told
+    # a run that was resumed after the edit reports both versions
     resumed = origin.code_versions(genenv.Options(code=first))
     assert resumed[name] == f"{first[name]}, then {edited[name]}"
 
 
 def test_of_the_curriculum_only_what_an_option_names_is_a_setting(monkeypatch):
-    """Otherwise whoever edits a schedule could compare it with none of his earlier runs."""
+    """Otherwise a run with an edited schedule could not be compared with any earlier run."""
     first, getsource = origin.code_versions(genenv.Options()), inspect.getsource
     for text, is_setting in ("c.alpha_end", False), ("SUCCESS = 0.5", True):
         monkeypatch.setattr(inspect, "getsource", lambda of: getsource(of).replace(text, "1"))
@@ -228,15 +228,14 @@ def test_of_the_curriculum_only_what_an_option_names_is_a_setting(monkeypatch):
 
 
 def test_edited_code_is_named_and_the_run_continues(copy, project, capsys):
-    """Otherwise one run would silently have two methods; a mistake may be mended, though."""
+    """Otherwise a run would silently mix two methods, or could not continue after a bug fix."""
     (project / "grpo.py").write_text("CLIP = 0.4")
     assert resume(copy, "--epochs", "4") == 0
     assert "edited since this run began: grpo.py" in capsys.readouterr().out
 
 
 def test_an_edited_config_is_refused(copy, capsys):
-    """Otherwise a run would continue with options that it did not begin with, as with another
-    seed's config.json."""
+    """Otherwise a run would continue with options that it did not begin with."""
     config = json.loads((copy / "config.json").read_text())
     (copy / "config.json").write_text(json.dumps({**config, "alpha": 0.4}))
     before = contents(copy)
@@ -245,7 +244,7 @@ def test_an_edited_config_is_refused(copy, capsys):
 
 
 def test_another_device_is_refused_and_a_longer_schedule_is_told(copy, capsys):
-    """Otherwise a run would silently continue with other rounding, or on another course."""
+    """Otherwise a run would silently continue with other rounding, or on another schedule."""
     state = checkpoint.read(copy / "checkpoint.pt")
     then = state["origin"]
     origin.check_origin(then, {**then, "epochs": 9}, "linear")
@@ -256,7 +255,7 @@ def test_another_device_is_refused_and_a_longer_schedule_is_told(copy, capsys):
 
 
 def test_each_player_saves_its_own_adapter(tmp_path, small_ladder, monkeypatch):
-    """Otherwise a world that gives the agent's policy both adapters, beside --env-model, would save
+    """Otherwise, with --env-model, a world that gives the agent's policy both adapters would save
     an untrained simulator over the trained one."""
     def load_policy(self):
         return open_policy(self.o.model, self.o, ("agent", "env"))
@@ -269,15 +268,15 @@ def test_each_player_saves_its_own_adapter(tmp_path, small_ladder, monkeypatch):
 
 
 def test_a_model_is_recognised_by_every_tensor(tmp_path):
-    """Otherwise an adapter merged into some layers would pass as the model that a run or an adapter
-    began with, and the same weights in other files would not."""
+    """Otherwise a model with some changed layers would pass as the one that a run or an adapter
+    began with, or the same weights in other files would not."""
     weights = {name: torch.randn(300, 100) for name in ("embed", "mlp", "norm")}
     model, shards, agent = str(tmp_path), tmp_path / "shards", tmp_path / "agent"
     save_file(weights, tmp_path / "model.safetensors")
     whole = weights_of(model)
     agent.mkdir()
     note_base(tmp_path, ["agent"], model)
-    # other files and another order
+    # the same weights in other files and another order
     shards.mkdir()
     for name in ("norm", "mlp", "embed"):
         save_file({name: weights[name]}, shards / f"model-{name}.safetensors")
@@ -290,13 +289,13 @@ def test_a_model_is_recognised_by_every_tensor(tmp_path):
 
 
 def test_a_run_folder_is_one_programs(copy, capsys, monkeypatch):
-    """Otherwise two programs would mix their files in one folder, and a disk without locks would be
-    blamed on another program."""
+    """Otherwise two programs would mix their files in one folder, or another program would be
+    blamed for a disk without locks."""
     with checkpoint.lock_folder(copy):
         before = contents(copy)
         one_line(capsys, resume(copy, "--epochs", "4"), "another program", copy)
         assert contents(copy) == before
-    checkpoint.lock_folder(copy).close()  # the lock goes with its holder
+    checkpoint.lock_folder(copy).close()  # closing the file releases the lock
 
     def no_locks(*_):
         raise OSError("not supported")
@@ -307,13 +306,12 @@ def test_a_run_folder_is_one_programs(copy, capsys, monkeypatch):
 
 @pytest.mark.parametrize("flag, value", [("--alpha", "0.4"), ("--epochs", "2")])
 def test_an_option_that_matters_cannot_change(flag, value, copy, capsys):
-    """Otherwise the second half of a run would be another run's."""
+    """Otherwise the second half of a run would have other settings than the first."""
     one_line(capsys, resume(copy, flag, value), flag)
 
 
 def test_another_file_of_tasks_or_model_is_refused(tmp_path, small_ladder, capsys):
-    """Otherwise a file with the same path and other contents would make it another run from there
-    on."""
+    """Otherwise a file with the same path and other contents would turn it into another run."""
     model, teacher = tmp_path / "model", tmp_path / "teacher.jsonl"
     shutil.copytree(small_ladder, model)
     teacher.write_text('{"text": "1 s1 inc"}\n{"text": "2 s1 inc"}\n')
@@ -328,8 +326,8 @@ def test_another_file_of_tasks_or_model_is_refused(tmp_path, small_ladder, capsy
 
 
 def test_the_day_and_the_time_of_a_run_stay(copy, monkeypatch):
-    """Otherwise prompts would change overnight, as a chat template may name the day, and a resumed
-    run would seem cheaper than one that was never stopped."""
+    """Otherwise prompts would change overnight, because a chat template may name the day, or a
+    resumed run would seem cheaper than one that was never stopped."""
     state = checkpoint.read(copy / "checkpoint.pt")
     state["state"]["cpu_seconds"] = 2000.0
     checkpoint.write(copy / "checkpoint.pt", state)
