@@ -1,16 +1,16 @@
-"""Tasks, attempts at them, and the two pools that keep both: D_train and D_env, as JSON lines.
+"""Define tasks, attempts at them, and the pools that keep both as JSON lines: D_train and D_env.
 
 Paper: step 3 of Algorithm 1. D_train <- D_train + Valid(E_t) keeps every task with its valid
-traces, and D_env <- D_env + weighted generations keeps what the simulator wrote, in which
-context, and how hard it turned out to be. Epoch 0 trains nothing and adds nothing to D_env.
+traces. D_env <- D_env + weighted generations keeps what the simulator wrote, in which context, and
+how hard it turned out to be. Epoch 0 trains nothing and adds nothing to D_env.
 
 Usage: genenv.py has one pool of each kind per run. Each is an append-only JSONL file in the run
-folder, and is read back from it when a run is resumed.
+folder, from which a resumed run reads it back.
 
 Deviations: a task of D_train is rolled out again when it is replayed, so that GRPO stays on-policy;
 traces are kept for people and for export. D_env keeps every valid generation: the filter is applied
-when the simulator is trained, as alpha may have moved by then. A success rate is stored with the
-epoch that measured it, because it goes stale as the agent learns.
+when the simulator is trained, because alpha may have changed by then. A success rate is stored with
+the epoch that measured it, because it goes stale as the agent learns.
 """
 import hashlib
 import json
@@ -29,9 +29,9 @@ MAX_AGE = 4    # D_env: after that a record is not imitated
 
 @dataclass
 class Task:
-    """A task instance: what the agent is asked, and how its answer is checked."""
+    """Describe a task: what the agent is asked, and how its answer is checked."""
     text: str             # human-readable task
-    spec: dict            # evaluation spec: whatever the world's checker needs, JSON only
+    spec: dict            # evaluation spec: all that the world's checker needs, JSON only
     origin: str = "base"  # base | env | static | teacher
     seed_task: str = ""   # id of the task it is a variation of
     epoch: int = 0        # epoch that wrote it
@@ -48,27 +48,27 @@ def task_id(spec: dict) -> str:
 
 @dataclass
 class Trace:
-    """One attempt, the paper's e = (task, trajectory, a', r); its task is stored next to it."""
-    text: str        # the response, decoded
+    """Record an attempt, the paper's e = (task, trajectory, a', r); its task is beside it."""
+    text: str        # the response, decoded; for an episode the transcript
     reward: float    # Eq. 1
-    valid: bool      # well-formed and evaluable: the schema holds and the checker ran
-    truncated: bool  # it ran into a limit, of length or of turns, or drew a control token
-    tokens: int      # response length, EOS included
+    valid: bool      # well-formed and evaluable, see World.score
+    truncated: bool  # it ran into a limit of length or of turns, or drew a control token
+    tokens: int      # how many tokens the agent drew, EOS included
     graded: float = 0.0  # reward with partial credit (World.graded), for agent_reward_graded only
 
 
 @dataclass
 class Trial:
-    """The agent's G attempts at one task."""
+    """Hold the agent's G attempts at one task."""
     task: Task
-    rollouts: list       # G Rollouts; empty once the agent has learned from them
+    rollouts: list       # G Rollouts; none once the agent has learned from them
     traces: list[Trace]
     p_hat: float         # Eq. 2
 
 
 @dataclass
 class EnvRecord:
-    """One generation of the simulator, (context -> task), and how often the task was solved.
+    """Record a generation of the simulator, (context -> task), and how often the task was solved.
 
     Success rates are None until the agent has tried the task.
     """
@@ -82,13 +82,16 @@ class EnvRecord:
     p_hat: float | None = None        # success rate of the agent on it (Eq. 2)
     p_hat_seed: float | None = None   # ... on all variations of its group
     p_hat_batch: float | None = None  # ... on all records of its step
-    epoch: int = 0       # epoch in which these were measured
-    # R_env (Eq. 3) in the epoch that wrote it, and computed again before each use; 0 if it never
-    # was, because the same task was written again later in the epoch
+    epoch: int = 0       # epoch that wrote it and measured these
+    # R_env (Eq. 3), computed in the epoch that wrote it and again before each use; 0 if it was
+    # never computed, because the same task was written again later in that epoch
     r_env: float = 0.0
 
     def p_hat_of(self, unit: str) -> float:
-        """Return the p_hat (Eq. 2) of one unit of attempts: "task", "seed" or "batch"."""
+        """Return the p_hat (Eq. 2) of one unit of attempts: "task", "seed" or "batch".
+
+        With "batch" all records of a step pass the filter, or none does.
+        """
         by_unit = {"task": self.p_hat, "seed": self.p_hat_seed, "batch": self.p_hat_batch}
         return by_unit[unit]
 
@@ -98,7 +101,7 @@ class EnvRecord:
 
 
 class TrainPool:
-    """D_train: the base tasks, every task with valid traces, and the last p_hat of each.
+    """Keep D_train: the base tasks, every task with valid traces, and the last p_hat of each.
 
     tasks: {id: Task}; p_hat: {id: (success rate, epoch that measured it)}.
     """
@@ -116,8 +119,8 @@ class TrainPool:
     def add(self, task, traces, p_hat: float | None, epoch: int = 0):
         """Extend the pool: D_train <- D_train + Valid(E_t).
 
-        A new task without a valid trace is left out, unless it has not been tried (p_hat None): it
-        is from before training, as in the static ablation.
+        A new task without a valid trace is left out, unless it has not been tried (p_hat None):
+        such a task is from before training, as in the static ablation.
         """
         valid = [asdict(trace) for trace in traces if trace.valid]
         if valid or task.id in self.tasks or p_hat is None:
@@ -131,8 +134,8 @@ class TrainPool:
             self.p_hat[task.id] = (p_hat, epoch)
 
     def recent(self, epoch: int) -> list:
-        """Return (task, p_hat) of every task measured in the last FRESH_FOR epochs, base tasks
-        excepted: the candidates for seed tasks."""
+        """Return the candidates for seed tasks: (task, p_hat) for every task measured in the last
+        FRESH_FOR epochs, except base tasks."""
         seeds = []
         for i, (p_hat, measured) in self.p_hat.items():
             if self.tasks[i].origin != "base" and epoch - measured <= FRESH_FOR:
@@ -140,18 +143,18 @@ class TrainPool:
         return seeds
 
     def recent_p_hat(self, task, epoch: int) -> float | None:
-        """Return the p_hat of a task, None if it was never measured, or too long ago."""
+        """Return the p_hat of a task, or None if it was never measured or too long ago."""
         p_hat, measured = self.p_hat.get(task.id, (None, 0))
         return p_hat if epoch - measured <= FRESH_FOR else None
 
     def sample(self, n: int, base_share: float, generator) -> list[Task]:
-        """Draw n tasks for the agent: a share of base tasks, the rest from everything kept so
-        far."""
-        kept = [t for t in self.tasks.values() if t.origin != "base"]
+        """Draw n tasks for the agent: each is a base task with probability base_share, else one of
+        all other tasks in the pool."""
+        others = [t for t in self.tasks.values() if t.origin != "base"]
         from_base = torch.rand(n, generator=generator) < base_share  # (n,)
         picks = []
         for is_base in from_base.tolist():
-            source = self.base if is_base or not kept else kept
+            source = self.base if is_base or not others else others
             i = torch.randint(len(source), (), generator=generator)
             picks.append(source[int(i)])
         return picks
@@ -163,7 +166,7 @@ class TrainPool:
 
 
 class EnvPool:
-    """D_env: generations of the simulator with the success rate that each turned out to have."""
+    """Keep D_env: generations of the simulator, each with the success rate measured on it."""
 
     def __init__(self, path):
         """Read the pool from its JSONL file `path`, if that exists."""
@@ -172,7 +175,7 @@ class EnvPool:
             self.records = [EnvRecord(**r) for r in read_jsonl(self.path)]
 
     def add(self, records):
-        """Extend the pool: D_env <- D_env + weighted generations. Weights follow from their p_hat
+        """Extend the pool: D_env <- D_env + weighted generations. Their weights follow from p_hat
         whenever they are imitated."""
         self.records += records
         self.pending += records
@@ -190,22 +193,22 @@ class EnvPool:
 def distinct(records) -> list[EnvRecord]:
     """Return the newest record of each task, so that frequently written tasks get no extra
     weight."""
-    kept, seen = [], set()
+    newest, seen = [], set()
     for r in reversed(records):
         if seen.isdisjoint(r.keys):
-            kept.append(r)
-        # Also of a record that is left out: two records that share any key are the same task, so
-        # one that shares a key with that record is the same task, too.
+            newest.append(r)
+        # Remember the keys of a skipped record, too: records that share any key are the same task,
+        # and a third one may share a key with the skipped one only.
         seen.update(r.keys)
-    return kept[::-1]
+    return newest[::-1]
 
 
 # ---------------------------------------------------------------------------------------------
-# JSON lines: what pools, records of runs and files of tasks are kept in
+# JSON lines: the format of pools, records of runs, and files of tasks
 
 
 def read_jsonl(path) -> list[dict]:
-    """Return every record of a JSONL file. Raises UserError naming the file and the line at
+    """Return every record of a JSONL file. Raise UserError naming the file and the line at
     fault."""
     if not Path(path).is_file():
         raise UserError(f"{path}: {no_file(path)}")
@@ -213,7 +216,7 @@ def read_jsonl(path) -> list[dict]:
 
 
 def parse_jsonl(contents: bytes, path) -> list[dict]:
-    """Return every record in the contents of a JSONL file. Raises UserError as read_jsonl does."""
+    """Return every record in the contents of a JSONL file. Raise UserError as read_jsonl does."""
     records = []
     for number, line in enumerate(contents.split(b"\n"), 1):
         if not line.strip():
@@ -231,8 +234,11 @@ def parse_jsonl(contents: bytes, path) -> list[dict]:
 
 
 def append_jsonl(path, records):
-    """Append records and force them to disk. A kill may leave a part of them: a run that is resumed
-    cuts the file back to its checkpoint (support/checkpoint.py)."""
+    """Append records and force them to disk.
+
+    A kill may leave only some of them; a resumed run cuts the file back to its checkpoint
+    (support/checkpoint.py).
+    """
     with open(path, "ab") as file:
         file.write(b"".join(json.dumps(r).encode() + b"\n" for r in records))
         file.flush()

@@ -1,7 +1,7 @@
 """Report users' mistakes in one line, guard user code, and write files atomically.
 
-Usage: every program of the project runs under `plain_errors`. What a user can fix is a UserError:
-one line on what is wrong and what to do, exit code 2.
+Usage: every program of the project runs under `plain_errors`. A mistake that a user can fix is a
+UserError: one line on what is wrong and what to do, and exit code 2.
 """
 import difflib
 import os
@@ -13,7 +13,7 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Report a user's mistake, in one line on what to do, with exit code 2."""
+    """Report a user's mistake: one line on what to do, and exit code 2."""
 
 
 class Stopped(Exception):
@@ -31,7 +31,7 @@ def plain_errors():
     After a signal n the code is 128 + n.
     """
     if hasattr(sys.stdout, "reconfigure"):  # a notebook's stdout has none
-        sys.stdout.reconfigure(errors="backslashreplace")  # a model may write any character
+        sys.stdout.reconfigure(errors="backslashreplace")  # models may write any character
     try:
         yield
         return
@@ -116,7 +116,7 @@ def wrong_value(function, rule: str, value, arguments) -> UserError:
 
 
 def checked(function, value, least=-1e30, most=1e30):
-    """Return a number that a user's function gave during a run. Raise UserError unless it is a
+    """Return the value that a user's function gave during a run. Raise UserError unless it is a
     number in the range."""
     if is_number(value, least, most):
         return value
@@ -135,7 +135,7 @@ def is_number(value, least=-1e30, most=1e30) -> bool:
 
 
 def choose(word: str, names) -> str:
-    """Return advice for a word that is not among the names: the nearest name, then all."""
+    """Return advice for a word that is not among the names: the nearest name, if any, then all."""
     names = [str(name) for name in names if name != ""]
     near = difflib.get_close_matches(word, names, 1)
     listed = f"choose from {', '.join(names)}"
@@ -185,7 +185,7 @@ def printable(text: str) -> str:
 
 
 def write_whole(path, *parts):
-    """Replace a file's contents by texts or bytes, one after another, atomically.
+    """Replace a file's contents with texts or bytes, one after another, atomically.
 
     After a crash it holds either the old contents or all of the new.
     """
@@ -197,17 +197,17 @@ def write_whole(path, *parts):
             for part in parts:
                 file.write(part.encode() if isinstance(part, str) else part)
             file.flush()
-            os.fsync(file.fileno())  # before the rename: else a crash could leave an empty file
+            os.fsync(file.fileno())  # or a crash after the rename could leave an empty file
         os.replace(scratch, path)
-    except OSError as error:  # perhaps the disk is full: free what was taken
+    except OSError as error:  # perhaps the disk is full: free the space taken
         with suppress(OSError):
             scratch.unlink()
         raise UserError(f"{path}: {first_line(error)}") from None
 
 
 def check_overwrite(path, beginning: bytes, force: bool):
-    """Raise UserError if a file is there that does not begin like the command's own. An empty file
-    may be replaced."""
+    """Raise UserError if the path holds a file that does not begin like the command's own files,
+    and is not empty."""
     if force or not Path(path).is_file():
         return
     contents = Path(path).read_bytes()

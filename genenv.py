@@ -1,4 +1,4 @@
-"""GenEnv, the loop: an agent and an environment simulator that train each other (Algorithm 1).
+"""Run GenEnv: an agent and an environment simulator train each other (Algorithm 1).
 
     python genenv.py                                  # the built-in world on a laptop
     python genenv.py --variant random                 # the simulator is never trained (ablation)
@@ -14,22 +14,23 @@ in worlds/ (Eq. 1), both policies in policy.py. Everything but the algorithm is 
 
 Two statements of the paper about these pieces are checked by tests/test_theory.py:
   Prop. 1 (Eq. 5): c1 p (1 - p) <= E||g||^2 <= c2 p (1 - p) for the gradient g of Eq. 4 and success
-    rate p, so a task that is solved half of the time teaches most.
+    rate p, so a task that is solved half the time teaches most.
   Thm. 1 (Eq. 9): of two tasks with n attempts each, R_env ranks the one further from alpha first
     with probability at most 4 exp(-2/9 gap^2 n), where gap = ||p_1 - alpha| - |p_2 - alpha||.
 
-Names: "env" is the environment simulator. `run` is the Run object (support/run.py) and `run.o` its
-Options. `run.state` is the progress of the current epoch: end_epoch replaces it by a new one, which
-keeps only `imitated`. `run.policy` is the agent's Policy, `run.simulator` the simulator's; unless
---env-model is given they are one object with two adapters. `run.policies` lists each once.
+Names: "env" is the environment simulator. `run` is the Run object (support/run.py), and `run.o`, or
+`o` for short, holds its Options. `run.state` is the progress of the current epoch; end_epoch
+replaces it with a new one, which keeps only `imitated`. `run.policy` is the agent's Policy,
+`run.simulator` the simulator's; unless --env-model is given they are one object with two adapters.
+`run.policies` lists each once.
 
-Deviations: an epoch is split into small steps so that new tasks can serve as seeds immediately and
-GRPO stays on-policy; replayed tasks are also rolled out again. The simulator is updated once per
-epoch, as in the paper. README.md lists what the paper leaves open.
+Deviations: an epoch is split into small steps, so that new tasks can serve as seeds immediately and
+GRPO stays on-policy. Replayed tasks are rolled out again, also to stay on-policy. The simulator is
+updated once per epoch, as in the paper. README.md lists what the paper leaves open.
 
-A run folder holds config.json, metrics.jsonl (a record per epoch), samples.jsonl (tasks and traces
-to read), train.jsonl (D_train), env.jsonl (D_env), checkpoint.pt, and at the end report.html and
-adapters/{agent,env} in PEFT format.
+A run folder holds config.json, metrics.jsonl (one record per epoch), samples.jsonl (tasks and
+traces to read), train.jsonl (D_train), env.jsonl (D_env), checkpoint.pt, and at the end report.html
+and adapters/{agent,env} in PEFT format.
 """
 import dataclasses
 import math
@@ -39,13 +40,13 @@ import warnings
 from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads stall beside other work
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # of libraries, between our own lines
-warnings.filterwarnings("ignore", category=FutureWarning)  # of libraries, about each other
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads slow other programs down
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would interrupt our own lines
+warnings.filterwarnings("ignore", category=FutureWarning)  # libraries warn about each other
 
 from errors import exit_code, loading
 
-with loading():  # takes seconds; without the environment it is one line
+with loading():  # takes seconds; a missing package is reported in one line
     import torch
     from tqdm import tqdm
 
@@ -72,8 +73,11 @@ STATIC_PER_BASE = 5  # GenEnv-Static: variations of each base task
 
 
 def train(o: Options, world=None) -> Path:
-    """Run Algorithm 1 and return the run folder. world: if it is open already. Raises UserError for
-    anything the user can fix."""
+    """Run Algorithm 1 and return the run folder.
+
+    world: one that is already open, None to open it here. Raise UserError for anything that the
+    user can fix.
+    """
     run = prepare_run(o, world)
     print(screen.LEGEND)
     with run.lock, checkpoint.stop_signals(run), enough_memory():
@@ -86,15 +90,18 @@ def train(o: Options, world=None) -> Path:
 
 
 def epoch(run: Run):
-    """Run epoch t of Algorithm 1. `steps` times: generate and try tasks (1), train the agent
-    (2a), extend D_train (3a); then once: train the simulator (2b), extend D_env (3b)."""
+    """Run epoch t of Algorithm 1, whose numbers are in brackets.
+
+    In each of --steps steps: generate and try tasks (1), train the agent (2a), extend D_train (3a).
+    Then once: train the simulator (2b), extend D_env (3b).
+    """
     o, state = run.o, run.state
     alpha = alpha_of(run)  # paper: 0.5 throughout
     # Show the bar only on a terminal; in a log file it would precede the epoch's line.
     steps = range(state.step, o.steps)
     for step in tqdm(steps, screen.progress(run), leave=False, disable=None):
         state.step = step  # a run that is stopped in this step resumes at step + 1
-        # 1. generate and interact; with the new tasks a few of D_train are tried again
+        # 1. generate and interact; a few tasks of D_train are tried again with the new ones
         tasks, records = generate(run, alpha)  # T_t ~ pi_env
         trials = interact(run, fill_batch(run, tasks))  # E_t; Eq. 1: r, Eq. 2: p_hat
         # 2a. agent update
@@ -105,28 +112,30 @@ def epoch(run: Run):
         state.records += records
         checkpoint.end_step(run)
     # 2b. environment update, on what the simulator wrote in this epoch (fresh) and in earlier ones
-    # (old, from D_env). Of several records of one task only the newest counts.
+    # (old, from D_env). If a task has several records, only the newest counts.
     fresh, old = distinct(state.records), old_records(run)
-    # R_env of old records is computed again, as alpha may have changed. Their p_hat is not measured
-    # again: it is up to MAX_AGE epochs old, and the agent has improved since.
+    # R_env of old records is computed again because alpha may have changed. Their p_hat is not
+    # measured again: it is up to MAX_AGE epochs old, and the agent has improved since.
     for record in fresh + old:
         p_hat = record.p_hat_of(o.p_hat_unit)
         record.r_env = curriculum.R_env(o.difficulty_reward, p_hat, alpha, o.beta)  # Eq. 3
     fresh = learnable_records(run, fresh, alpha)  # |p_hat - alpha| <= k_min
     old = learnable_records(run, old, alpha)
-    env_stats = {"env_kept": len(fresh)}
+    env_stats = {"env_kept": len(fresh)}  # old records are not counted
     if o.variant == "genenv":  # the other variants never train the simulator
         env_stats |= update_environment(run, fresh, old)  # RWR, w ~ exp(lam * R_env)
     # 3b. aggregate the simulator's side: all valid generations, in the band or not
-    run.env_pool.add(state.records)  # D_env <- D_env + env generations, weighted at use
+    run.env_pool.add(state.records)  # D_env <- D_env + env generations, weighted when imitated
     end_epoch(run, env_stats, alpha)
 
 
 def measure_untrained(run: Run):
-    """Try one batch in epoch 0, and measure both policies as they are. Nothing is trained; the
-    tasks enter D_train, what the simulator wrote does not enter D_env."""
+    """Try one batch in epoch 0, and measure both policies before training.
+
+    Nothing is trained. The tasks enter D_train; what the simulator wrote does not enter D_env.
+    """
     state, alpha = run.state, alpha_of(run)
-    # one step, or none if the run was stopped after that
+    # one step, or none if the run was stopped after it and resumed
     for _ in tqdm(range(state.step, 1), screen.progress(run), leave=False, disable=None):
         add_ready_made(run)  # tasks from before training: GenEnv-Static's, a teacher's
         tasks, records = generate(run, alpha)
@@ -135,7 +144,7 @@ def measure_untrained(run: Run):
         attach_p_hats(records, trials)
         state.records += records
         checkpoint.end_step(run)
-    # only counted: epoch 0 has no env_pool.add
+    # only counted: epoch 0 does not call env_pool.add
     near_alpha = learnable_records(run, distinct(state.records), alpha)
     end_epoch(run, {"env_kept": len(near_alpha)}, alpha)
 
@@ -144,19 +153,22 @@ def measure_untrained(run: Run):
 
 
 def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
-    """Return a batch T_t, `variations` of each of `seed_tasks` seed tasks, and one D_env record per
-    task, its p_hat still unset. Ready-made tasks have no records."""
+    """Return a batch T_t, and one D_env record per task, whose p_hat is not set yet.
+
+    The batch holds `variations` of each of `seed_tasks` seed tasks. Ready-made tasks have no
+    records.
+    """
     o = run.o
-    if o.variant not in ("genenv", "random"):  # the variants without a simulator
+    if o.variant not in ("genenv", "random"):  # static, teacher, base: no simulator in the loop
         return draw_ready_made(run), []
     tasks, records = [], []
-    for _ in range(WRITE_ROUNDS):  # a text may be invalid: write again for what is missing
+    for _ in range(WRITE_ROUNDS):  # some texts are invalid: later rounds write the missing tasks
         missing = o.seed_tasks * o.variations - len(tasks)
         if not missing:
             break
         n_seeds = math.ceil(missing / o.variations)
         recent = run.train_pool.recent(run.state.epoch)
-        weigh = curriculum.functions("seeds_")[o.seed_selection]
+        weigh = curriculum.functions("seeds_")[o.seed_selection]  # by default seeds_uniform
         seed_tasks = curriculum.select_seed_tasks(
             run.train_pool.base, recent, n_seeds, o.base_share, weigh, alpha, run.rng)
         more_tasks, more_records = write_tasks(run, seed_tasks, o.variations, batch=tasks)
@@ -165,13 +177,13 @@ def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
 
 
 def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list[EnvRecord]]:
-    """Ask the simulator for variations of each seed task; parse, check, drop duplicates.
+    """Ask the simulator for variations of each seed task, check them, and drop duplicates.
 
     Invalid texts are counted by reason and never imitated. batch: this step's tasks from earlier
     rounds; a copy of one of them is a duplicate.
     """
     o, state, world = run.o, run.state, run.world
-    # a world may add something to a seed task, such as the tools to choose from; its id stays
+    # a world may add something to a seed task, such as the tools to choose from, but keeps its id
     seed_tasks = [world.seed_for(task, run.rng) for task in seed_tasks]
     # the context holds the recent success rate of the seed task, as in the paper
     prompts = []
@@ -188,7 +200,7 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
     for w in written:
         prompt, response = w.rollout.prompt, w.rollout.response
         group = first_group + w.rollout.group
-        # invalid texts too, so that the KL sees a drift to junk
+        # include invalid texts, so that the KL shows a drift towards junk
         state.env_rollouts.append(Rollout(group, prompt, response))
         if w.task is None:
             note_refused(run, seed_tasks[w.rollout.group], w.text, w.reason)
@@ -202,16 +214,21 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
 
 
 def fill_batch(run, tasks) -> list[Task]:
-    """Fill the batch of new tasks with tasks replayed from D_train, --base-share of them base
-    tasks, so that earlier curricula are not forgotten. Replayed tasks also make up for invalid
-    generations: the batch always has the same size."""
+    """Fill the batch of new tasks with tasks replayed from D_train.
+
+    They keep earlier curricula from being forgotten; each is a base task with probability
+    --base-share. They also make up for invalid generations: the batch always has the same size.
+    """
     size = round(run.o.seed_tasks * run.o.variations * (1 + REPLAY))
     return tasks + run.train_pool.sample(size - len(tasks), run.o.base_share, run.rng)
 
 
 def add_ready_made(run):
-    """Add to D_train the tasks that exist before training: the teacher's, or for GenEnv-Static the
-    variations of every base task that the untrained simulator writes."""
+    """Add the tasks that exist before training to D_train.
+
+    They are the teacher's tasks or, for GenEnv-Static, variations of every base task, written by
+    the untrained simulator.
+    """
     for task in run.teacher:
         run.train_pool.add(task, [], None)
     if run.o.variant == "static":
@@ -220,7 +237,7 @@ def add_ready_made(run):
 
 
 def draw_ready_made(run) -> list[Task]:
-    """Draw a batch of ready-made tasks, base tasks among them, where there is no simulator."""
+    """Draw a batch of ready-made tasks, including base tasks, for a variant without a simulator."""
     tasks = list(run.train_pool.tasks.values())
     picks = torch.randperm(len(tasks), generator=run.rng)[:run.o.seed_tasks * run.o.variations]
     return [tasks[i] for i in picks.tolist()]
@@ -254,7 +271,7 @@ def trace_of(run, task, rollout, text) -> Trace:
 
 
 def add_attempts(run, trials):
-    """Extend D_train by the valid attempts: D_train <- D_train + Valid(E_t)."""
+    """Add the valid attempts to D_train: D_train <- D_train + Valid(E_t)."""
     for trial in trials:
         run.train_pool.add(trial.task, trial.traces, trial.p_hat, run.state.epoch)
 
@@ -263,8 +280,10 @@ def add_attempts(run, trials):
 
 
 def update_agent(run, trials) -> dict:
-    """Take one GRPO update on a step's trials. Its reward is Eq. 1 unless --agent-reward says
-    otherwise; p_hat always uses Eq. 1."""
+    """Make one GRPO update on a step's trials.
+
+    The reward is Eq. 1 unless --agent-reward names another; p_hat always uses Eq. 1.
+    """
     o = run.o
     rollouts = [r for trial in trials for r in trial.rollouts]  # B*G, for B tasks
     rewards = [[curriculum.agent_reward(o.agent_reward, e) for e in trial.traces]
@@ -283,8 +302,8 @@ def update_agent(run, trials) -> dict:
 def attach_p_hats(records, trials):
     """Give each D_env record of a step the p_hat of its task, of all variations of its seed task,
     and of the whole batch."""
-    # A text may describe a task that D_train has and fill_batch drew. It was tried twice in this
-    # step, and the later measurement counts.
+    # The simulator may write a task that D_train holds already and fill_batch drew. That task was
+    # tried twice in this step, and the later measurement counts.
     by_task = {trial.task.id: trial.p_hat for trial in trials}
     for r in records:
         r.p_hat = by_task[r.task_id]
@@ -294,7 +313,7 @@ def attach_p_hats(records, trials):
 
 
 def old_records(run) -> list[EnvRecord]:
-    """Return records of D_env from earlier epochs, one per task, without the tasks that were
+    """Return the imitable records of earlier epochs, one per task, without the tasks that were
     written again in this epoch."""
     rewritten = {key for r in run.state.records for key in r.keys}
     old = distinct(run.env_pool.imitable(run.state.epoch))
@@ -302,8 +321,10 @@ def old_records(run) -> list[EnvRecord]:
 
 
 def learnable_records(run, records, alpha) -> list[EnvRecord]:
-    """Return the records that the simulator may learn from: those in the band around alpha. If the
-    world sets imitate_once, tasks that an earlier epoch imitated are left out."""
+    """Return the records that the simulator may learn from: those in the band around alpha.
+
+    If the world sets imitate_once, tasks that an earlier epoch imitated are left out.
+    """
     o, imitated = run.o, set(run.state.imitated)
     in_band = [r for r in records
                if curriculum.in_band(r.p_hat_of(o.p_hat_unit), alpha, o.k_min)]
@@ -311,8 +332,10 @@ def learnable_records(run, records, alpha) -> list[EnvRecord]:
 
 
 def update_environment(run, fresh, old) -> dict:
-    """Update the simulator once, on the records inside the band, those of this epoch and those of
-    D_env, under the KL penalty to the initial simulator and the cap on how far the update moves."""
+    """Update the simulator once on the records inside the band, of this epoch and of D_env.
+
+    A KL penalty keeps it near the initial simulator; a cap limits how far this update may move it.
+    """
     kl_sample = draw_kl_sample(run.state.env_rollouts, run.rng)
     stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o,
                        run.rng)
@@ -327,8 +350,8 @@ def update_environment(run, fresh, old) -> dict:
 
 
 def main(argv) -> int:
-    """Do what `python genenv.py ARGV` says. Return the exit code: 0, 2 for a user's mistake,
-    128 + n after a signal n."""
+    """Run `python genenv.py ARGV` and return the exit code: 0, 2 for a user's mistake, 128 + n
+    after signal n."""
     return exit_code(lambda: train(*start(argv)))
 
 

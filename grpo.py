@@ -1,18 +1,18 @@
-"""GRPO by hand: how the agent learns from G rollouts per task.
+"""Train the agent on G rollouts per task: GRPO by hand.
 
 Paper: the agent half of the dual update in Algorithm 1. Eq. 4 is the gradient it builds on; Prop.
-1 (Eq. 5) says that its mean square is largest where the success rate is 1/2. The paper gives no
+1 (Eq. 5) states that its mean square is largest where the success rate is 1/2. The paper gives no
 objective for GRPO: the clipped surrogate and the KL term below are the usual ones.
 
-Usage: genenv.py calls `grpo_update`; the functions above it are pure and can be read on their own.
+Usage: genenv.py calls `grpo_update`; the functions above it are pure and can be read separately.
 
-Deviations: token-level loss, division by the standard deviation and k3 as in the official
-configuration (of the authors' repository); its entropy bonus of 0.001 is off here (ENTROPY_BONUS),
-since the paper does not mention one. By default an update is a single optimiser step: the ratio is
-1, nothing is clipped, and the loss is REINFORCE with advantages normalised by group, plus the KL
+Deviations: the token-level loss, the division by the standard deviation and k3 follow the official
+configuration (in the authors' repository). Its entropy bonus of 0.001 is off here (ENTROPY_BONUS)
+because the paper does not mention one. By default an update is a single optimiser step: the ratio
+is 1, nothing is clipped, and the loss is REINFORCE with advantages normalised by group, plus the KL
 term. Groups whose rewards are all equal are dropped *before* the forward pass: neither their KL nor
-their tokens count. The loss is normalised over the whole optimiser step, so micro-batching only
-changes memory use. Non-finite steps are skipped and counted.
+their tokens count in the loss. The loss is normalised over the whole optimiser step, so
+micro-batching only changes memory use. Non-finite steps are skipped and counted.
 
 Shapes: B groups (a prompt and its G rollouts), N rollouts of a micro-batch (rows of its tensors),
 R response tokens. rewards (B, G); mask (N, R) bool; logp, old_logp, ref_logp (N, R): log-probs of
@@ -24,13 +24,13 @@ import torch
 
 from model.packing import split_groups
 
-# the method's open choices, switched here and nowhere else
+# the method's open choices, all made here
 CLIP = 0.2             # epsilon of the clipped surrogate
-SCALE = "std"          # std: advantages divided by the group's standard deviation; none: not
+SCALE = "std"          # std divides advantages by the group's standard deviation; none does not
 KL_ESTIMATOR = "k3"    # k1, k2 or k3, see token_kl; also for rwr.py's penalty, but never k1 there
-AGGREGATION = "token"  # loss averaged over tokens (token) or over responses (sequence)
-ENTROPY_BONUS = 0.0    # times the entropy per token, added to the objective; officially 0.001
-STD_EPS = 1e-4         # so that rewards 1e-6 apart do not become advantages of about +-1
+AGGREGATION = "token"  # average the loss over tokens (token) or over responses (sequence)
+ENTROPY_BONUS = 0.0    # weight of the entropy per token in the objective; officially 0.001
+STD_EPS = 1e-4         # keeps rewards 1e-6 apart from becoming advantages of about +-1
 GRAD_CLIP = 1.0        # largest norm of a step's gradient, as in the official configuration
 CHECKED_GROUPS = 2     # groups on which sampler_mismatch compares sampler and scorer
 
@@ -38,12 +38,12 @@ CHECKED_GROUPS = 2     # groups on which sampler_mismatch compares sampler and s
 def group_advantages(rewards, scale: str = SCALE):
     """Return advantages within each group: rewards (B, G) -> (B, G).
 
-    Eq. 4 with the group mean as baseline b, which for rewards 0 and 1 is p_hat. scale "std"
+    This is Eq. 4 with the group mean as baseline b, which for rewards 0 and 1 is p_hat. scale "std"
     divides by the sample standard deviation (Bessel, G - 1) of the group, "none" does not. With
     "std", rare successes on hard tasks weigh more: one success in G = 8 earns 2.47 instead of
     0.875. Eq. 5 describes "none". With "std" every mixed group has the same sum of squares, G - 1,
-    and the success rate only decides how likely a group is to be mixed. G >= 2: one rollout has no
-    baseline.
+    so the success rate only decides how likely a group is to be mixed. G must be at least 2, since
+    a single rollout has no baseline.
     """
     # the group's own mean is the baseline: no value network is needed
     advantages = rewards - rewards.mean(dim=1, keepdim=True)  # Eq. 4: r - b
@@ -55,23 +55,25 @@ def group_advantages(rewards, scale: str = SCALE):
 
 
 def has_signal(rewards):
-    """Return which groups have rewards that differ: (B, G) -> (B,) bool. The range decides, not the
-    standard deviation, which rounding may keep above 0."""
+    """Return whether the rewards of each group differ: (B, G) -> (B,) bool.
+
+    The range decides, not the standard deviation, which rounding may keep above 0.
+    """
     return (rewards.max(dim=1).values - rewards.min(dim=1).values) > 1e-6
 
 
 def token_kl(logp, ref_logp, kind: str = KL_ESTIMATOR):
     """Estimate KL(pi || ref) per token, from tokens sampled by pi: (N, R) -> (N, R).
 
-    The only definition of the KL estimators (rwr.py uses it too). As *values* all three estimate
-    the KL; as *losses* they differ:
+    This is the only definition of the KL estimators; rwr.py uses it, too. As *values* all three
+    estimate the KL; as *losses* they differ:
       k1  log pi/ref            unbiased, can be negative; its expected gradient is exactly zero
-      k2  (log pi/ref)^2 / 2    its gradient is that of the reverse KL(pi || ref), as
-                                E_pi[log pi/ref  grad log pi] is
-      k3  ref/pi - 1 - log ref/pi   unbiased, never negative; its gradient is that of the forward
-                                KL(ref || pi), as E_pi[(1 - ref/pi) grad log pi] is
-    All use the log-prob of the sampled token only, so the effect of a token on later ones is left
-    out (a partial gradient). tests/test_grpo.py checks the three statements on a table.
+      k2  (log pi/ref)^2 / 2    its expected gradient, E_pi[log pi/ref  grad log pi], is that of the
+                                reverse KL(pi || ref)
+      k3  ref/pi - 1 - log ref/pi   unbiased, never negative; its expected gradient,
+                                E_pi[(1 - ref/pi) grad log pi], is that of the forward KL(ref || pi)
+    All use only the log-prob of the sampled token, so they leave out the effect of a token on later
+    ones (a partial gradient). tests/test_grpo.py checks the three statements on a table.
     """
     log_ratio = logp - ref_logp
     if kind == "k1":
@@ -90,17 +92,16 @@ def surrogate(logp, old_logp, advantages, clip: float = CLIP):
     """
     ratio = (logp - old_logp).exp()  # (N, R), 1 everywhere while pi is still pi_old
     a = advantages[:, None]
-    # the smaller of the two is a pessimistic bound: no gain from moving a token beyond the clip
+    # the smaller of the two is a pessimistic bound: moving a token beyond the clip gains nothing
     return -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
 
 
 def aggregate(per_token, mask, tokens: int, rows: int, aggregation: str = AGGREGATION):
     """Reduce masked per-token values (N, R) to this micro-batch's share of the step's mean.
 
-    tokens, rows: response tokens and responses of the *whole optimiser step*, not of the
-    micro-batch.
-    "token": every token counts alike. "sequence": every response counts alike, whatever its
-    length, as in the first GRPO paper.
+    tokens, rows: how many response tokens and responses the *whole optimiser step* has, not the
+    micro-batch. "token": every token counts equally. "sequence": every response counts equally,
+    regardless of its length, as in the first GRPO paper.
     """
     if aggregation == "token":
         return (per_token * mask).sum() / max(tokens, 1)
@@ -112,11 +113,11 @@ def aggregate(per_token, mask, tokens: int, rows: int, aggregation: str = AGGREG
 
 def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, kl_coef, clip=CLIP,
               kl_estimator=KL_ESTIMATOR, aggregation=AGGREGATION):
-    """Compute the GRPO objective of one micro-batch -> (loss, statistics).
+    """Return the GRPO loss of one micro-batch, and its statistics.
 
     advantages (N,), one per rollout; tokens, rows: see aggregate. Loss and statistics are already
-    divided by the step's totals: sum them over micro-batches. Statistics are means per token: kl,
-    by the loss's own estimator, and clip_fraction.
+    divided by the step's totals, so sum them over micro-batches. The statistics are means per
+    token: kl, by the estimator that the loss uses, and clip_fraction.
     """
     policy_term = surrogate(logp, old_logp, advantages, clip)  # clipped surrogate, contains Eq. 4
     kl_term = token_kl(logp, ref_logp, kl_estimator)           # KL to the initial policy
@@ -138,13 +139,14 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, kl_co
 def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None) -> dict:
     """Train one adapter on a batch of groups. Groups without signal cost no forward pass.
 
-    rollouts: B groups of G Rollouts one after another; rewards (B, G): theirs, in the same order.
+    rollouts: B groups of G Rollouts, group after group; rewards (B, G): theirs, in the same order.
     o: Options, of which temperature, agent_kl, mini_batch and token_budget are read. generator:
     shuffles the groups if there are several steps. An empty batch changes nothing.
-    Returns zero_variance (fraction of groups without signal); kl (to the initial policy, nats per
+
+    Return zero_variance (fraction of groups without signal); kl (to the initial policy, nats per
     token), clip_fraction and grad_norm (before clipping), each a mean over the steps taken;
-    trained_tokens; skipped_steps (not finite); mismatch (the mean) and mismatch_max, see
-    sampler_mismatch. What was not measured is None.
+    trained_tokens (their sum); skipped_steps (not finite); mismatch (the mean) and mismatch_max,
+    see sampler_mismatch. What was not measured is None.
     """
     stats = {
         "zero_variance": 1.0,
@@ -160,9 +162,9 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
         return stats
     mixed = has_signal(rewards)  # (B,); from here on B counts the mixed groups only
     B, G = int(mixed.sum()), rewards.shape[1]
-    kept = mixed.repeat_interleave(G).tolist()
-    rollouts = [r for r, keep in zip(rollouts, kept, strict=True) if keep]
-    advantages = group_advantages(rewards[mixed]).flatten()  # Eq. 4: (B*G,), as the rollouts are
+    is_mixed = mixed.repeat_interleave(G).tolist()  # of each rollout's group
+    rollouts = [r for r, keep in zip(rollouts, is_mixed, strict=True) if keep]
+    advantages = group_advantages(rewards[mixed]).flatten()  # Eq. 4: (B*G,), one per rollout
     steps = plan_steps(B, G, o.mini_batch or B, generator)
     with policy.use(adapter):
         # the reference policy is the same model with its adapters switched off
@@ -170,23 +172,24 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
             ref = response_logps(policy, rollouts, o)
         stats |= sampler_mismatch(policy, rollouts[:CHECKED_GROUPS * G], o)
         # A single step (--mini-batch 0, the default) is taken by the policy that sampled: it needs
-        # no old log-probs, its ratio is 1 and nothing is clipped. Several steps are scored before
-        # the first, in the very micro-batches that will train: in bf16 another batch gives other
-        # numbers, and the ratio would not start at 1.
+        # no old log-probs, its ratio is 1 and nothing is clipped. For several steps all rollouts
+        # are scored before the first, in the same micro-batches as in training: in bf16 another
+        # batch gives other numbers, and the ratio would not start at 1.
         old = [None] * len(steps)
         if len(steps) > 1:
             old = [response_logps(policy, [rollouts[i] for i in step], o) for step in steps]
         taken = []  # statistics of each step
         for step, old_logps in zip(steps, old, strict=True):
-            done = _grpo_step(policy, adapter, optimizer, [rollouts[i] for i in step],
-                              advantages[step], [ref[i] for i in step], old_logps, o)
-            if done is None:  # not finite
+            result = _grpo_step(policy, adapter, optimizer, [rollouts[i] for i in step],
+                                advantages[step], [ref[i] for i in step], old_logps, o)
+            if result is None:  # not finite
                 stats["skipped_steps"] += 1
             else:
-                taken.append(done)
+                taken.append(result)
     if taken:
         for key in taken[0]:
             stats[key] = sum(step[key] for step in taken) / len(taken)
+    # the one statistic that is a sum, not a mean
     stats["trained_tokens"] = sum(step["trained_tokens"] for step in taken)
     stats["zero_variance"] = 1 - B / len(mixed)
     return stats
@@ -195,9 +198,9 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
 def plan_steps(B, G, size, generator) -> list:
     """Plan one pass over B groups: for each optimiser step the indices of its rollouts, ascending.
 
-    A step has at most `size` groups. All steps are of equal size, or differ by one: AdamW would
-    move the adapter as far on a remainder of one group as on sixteen. Groups are shuffled if there
-    are several steps.
+    A step has at most `size` groups, and the sizes of steps differ by at most one. How far AdamW
+    moves the adapter does not depend on the size of the gradient: a remainder of one group would
+    move it as far as sixteen. Groups are shuffled if there are several steps.
     """
     order = torch.arange(B)
     if size < B:
@@ -207,8 +210,10 @@ def plan_steps(B, G, size, generator) -> list:
 
 
 def response_logps(policy, rollouts, o) -> list:
-    """Score rollouts without gradient: for each a tensor (R,), 0 at tokens that were read, not
-    sampled. The code is that of training and, for the same rollouts, so are the micro-batches.
+    """Return the log-probs of each rollout, without gradient: a tensor (R,), 0 at tokens that were
+    read, not sampled.
+
+    The code is that of training and, for the same rollouts, so are the micro-batches.
     """
     out = [None] * len(rollouts)
     with torch.no_grad():
@@ -220,9 +225,10 @@ def response_logps(policy, rollouts, o) -> list:
 
 
 def sampler_mismatch(policy, rollouts, o) -> dict:
-    """Return |log-prob of the sampler - of the scorer| over sampled tokens, mean and max, in nats.
+    """Return how much the log-probs of sampler and scorer differ over sampled tokens: the mean and
+    the maximum of the absolute difference, in nats.
 
-    Both compute the same policy, by different code: a large value means that one is wrong.
+    Both compute the same policy with different code: a large value means that one is wrong.
     """
     if not rollouts[0].logps:
         return {}
@@ -236,11 +242,11 @@ def sampler_mismatch(policy, rollouts, o) -> dict:
 def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
     """Take one optimiser step over all micro-batches of `rollouts`.
 
-    advantages: one per rollout; ref, old: log-probs as `response_logps` gives them. If old is None,
-    this step's own log-probs, detached, are used instead. Returns the step's statistics, None if it
-    was not finite and therefore skipped.
+    advantages: one per rollout; ref, old: log-probs as `response_logps` returns them. If old is
+    None, this step's own log-probs, detached, are used instead. Return the step's statistics, or
+    None if it was not finite and therefore skipped.
     """
-    # one denominator for the whole step: micro-batches must not change what is optimised
+    # one denominator for the whole step, because micro-batches must not change what is optimised
     tokens = sum(r.tokens for r in rollouts)
     optimizer.zero_grad(set_to_none=True)
     parts = []
@@ -261,12 +267,11 @@ def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
 
 
 def finite_step(params, optimizer, loss):
-    """Clip one adapter's gradient and step; skip the step if the gradient or the loss is not
-    finite.
+    """Clip one adapter's gradient and take a step, unless the gradient or the loss is not finite.
 
-    loss: the step's, a number. Returns (gradient norm before clipping, whether the step was taken).
+    loss: the step's, a number. Return (gradient norm before clipping, whether the step was taken).
     A skipped step leaves the weights and the optimiser's state as they were, bit for bit: one NaN
-    would stay in both for good.
+    would stay in both forever.
     """
     # over this adapter's parameters only; the other adapter has no gradient here
     norm = float(torch.nn.utils.clip_grad_norm_(params, GRAD_CLIP))

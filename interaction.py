@@ -1,16 +1,16 @@
-"""Step 1 of Algorithm 1 in detail: the simulator's texts become tasks, the agent attempts them.
+"""Do step 1 of Algorithm 1: turn the simulator's texts into tasks, and let the agent attempt them.
 
-Paper: "generate and interact". The simulator's text is parsed and checked before anybody attempts
-it; an attempt is e = (task, trajectory, a', r), and Eq. 1 scores it.
+Paper: "generate and interact". The simulator's text is parsed and checked before the agent attempts
+it. An attempt is e = (task, trajectory, a', r), and Eq. 1 scores it.
 
-Usage: genenv.py calls `read_written` on what the simulator wrote, `play` on the tasks that came out
-of it, and `attempt_score` on each attempt. A world (worlds/) knows the domain: how a text is
-parsed, what the agent is asked, how an answer is scored.
+Usage: genenv.py calls `read_written` on what the simulator wrote, `play` on the resulting tasks,
+and `attempt_score` on each attempt. A world (worlds/) knows the domain: how a text is parsed, what
+the agent is asked, how an answer is scored.
 
 Deviations: the paper does not say how written tasks are checked. Here a task must not be a copy of
-its seed, a held-out task, or a second one of its batch; see `check_task`. Control tokens such as
-<|im_start|> disappear in decoding, where no checker would see them: an attempt with one earns
-nothing, like one that was cut off.
+its seed, a held-out task, or a duplicate in its batch (see `check_task` and `read_written`).
+Control tokens such as <|im_start|> disappear in decoding, so no checker can see them. An attempt
+with one earns nothing, like one that was cut off.
 """
 from dataclasses import dataclass, replace
 
@@ -25,20 +25,20 @@ from worlds import NO_SEED, InvalidTask, special_token_in, task_keys
 
 @dataclass
 class Written:
-    """A text that the simulator wrote, and the task that it describes."""
+    """Hold a text that the simulator wrote, and the task that it describes."""
     rollout: Rollout
     text: str
     task: Task | None = None  # None: the text is not a valid task
-    reason: str = ""          # why it is not
+    reason: str = ""          # why the text was refused
 
 
 def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,
                  batch=()) -> list[Written]:
-    """Read and check what the simulator wrote, one Written for each of the rollouts.
+    """Parse and check what the simulator wrote; return one Written per rollout.
 
-    policies: the simulator's, then the agent's if that is another one. rollouts: their group is
-    the index of their seed task. held_out: keys of the held-out tasks; batch: the tasks
-    already in it.
+    policies: the simulator's, then the agent's if it is a different one. rollouts: the group of
+    each is the index of its seed task. held_out: keys of the held-out tasks. batch: the tasks that
+    are already in it.
     """
     seen = {key for task in batch for key in task_keys(world, task)}
     written = []
@@ -47,8 +47,8 @@ def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,
         seed_task = seed_tasks[rollout.group]
         try:
             task = parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out)
-            # not in the paper: a task counts once in a batch, however often it was written, or RWR
-            # would reinforce the simulator's own most frequent outputs
+            # Not in the paper: a task counts once in a batch, however often it was written.
+            # Otherwise RWR would reinforce the simulator's most frequent outputs.
             if seen & task_keys(world, task):
                 raise InvalidTask("duplicate in the batch")
         except InvalidTask as reason:
@@ -60,15 +60,15 @@ def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,
 
 
 def parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out) -> Task:
-    """Return the task that a generation describes. Raises InvalidTask with the reason to count."""
+    """Return the task that a generation describes. Raise InvalidTask with the reason to count."""
     if rollout.limit:
         raise InvalidTask("truncated")
     if policies[0].has_control_tokens(rollout.response):
         raise InvalidTask("special tokens")
     task = world.parse_task(text, seed_task, epoch)
     check_task(world, task, seed_task, held_out, *(policy.tokenizer for policy in policies))
-    # must fit both prompts, the agent's and, as a seed task, the simulator's; 0.5 stands for any
-    # p_hat
+    # The task must fit both prompts: the agent's and, as a seed task, the simulator's. 0.5 stands
+    # for any p_hat.
     prompts = world.agent_prompt(task), world.env_prompt(task, 0.5)
     for policy in policies:
         longest = max(len(policy.encode(prompt)) for prompt in prompts)
@@ -78,10 +78,10 @@ def parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out)
 
 
 def check_task(world, task, seed_task, held_out, *tokenizers):
-    """Raise InvalidTask unless a task that parse_task has passed may be used.
+    """Raise InvalidTask unless a task that parse_task returned may be used.
 
-    held_out: the keys of held-out tasks. tokenizers: of the models that will read it. The reason is
-    one of the three below, or what the world's `leaks` returns.
+    held_out: the keys of held-out tasks. tokenizers: those of the models that will read the task.
+    The reason is one of the three below, or what the world's `leaks` returns.
     """
     keys = task_keys(world, task)
     if seed_task.spec and keys & task_keys(world, seed_task):
@@ -97,10 +97,11 @@ def check_task(world, task, seed_task, held_out, *tokenizers):
 
 
 def read_teacher(world, path, held_out=frozenset()) -> list:
-    """Read the tasks of a teacher's file: JSONL, with the field "text" in the form the simulator
-    would write. No path: [].
+    """Return the tasks in a teacher's JSONL file, or [] without a path.
 
-    Raises UserError naming the line that is not a task of the world, or one that is held out.
+    The field "text" of a record has the form in which the simulator would write the task. Raise
+    UserError naming a record that is not a task of the world or is a held-out one, or a file
+    without tasks.
     """
     if not path:
         return []
@@ -123,13 +124,13 @@ def read_teacher(world, path, held_out=frozenset()) -> list:
 
 
 def play(world, o, policy, adapter, tasks, G, temperature, generator):
-    """Let the agent attempt every task G times -> (rollouts, texts), in the order of the tasks.
+    """Let the agent attempt every task G times; return (rollouts, texts) in the tasks' order.
 
-    A text is the response, decoded. For an episode it is the list of the agent's turns and the
-    world's observations, a turn first.
+    A text is the decoded response. For an episode it is the list of the agent's turns and the
+    world's observations, starting with a turn.
     """
     prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
-    # a world has episodes for all of its tasks, or for none
+    # a world plays episodes for all of its tasks, or for none
     if all(world.start(task) is None for task in tasks):
         rollouts = policy.sample(adapter, prompts, G, o.max_response_tokens, temperature, generator,
                                  max_rows=o.max_rows)
@@ -147,22 +148,22 @@ def play(world, o, policy, adapter, tasks, G, temperature, generator):
 
 
 class Episodes:
-    """The world's side of G episodes for each task.
+    """Play the world's side of G episodes for each task.
 
-    texts: of each rollout turn, observation, turn, ...; spoilt: the rollouts in which the policy
-    drew a control token.
+    texts: for each rollout the list turn, observation, turn, ...; spoilt: indices of the rollouts
+    in which the policy drew a control token.
     """
 
     def __init__(self, world, policy, tasks, G):
         self.world, self.policy = world, policy
-        self.tasks = [task for task in tasks for _ in range(G)]  # of each rollout
+        self.tasks = [task for task in tasks for _ in range(G)]  # one per rollout
         self.states = [world.start(task) for task in self.tasks]
         self.texts = [[] for _ in self.tasks]
         self.spoilt = []
 
     def respond(self, i, ids):
-        """Return the ids of the observation after a turn of rollout i, None if the episode is
-        over. ids: those of the turn."""
+        """Return the ids of the observation that follows a turn of rollout i, or None if the
+        episode is over. ids: the turn's."""
         turn = self.policy.decode(ids)
         self.texts[i].append(turn)
         if self.policy.has_control_tokens(ids):
@@ -177,24 +178,25 @@ class Episodes:
 
 def attempt_score(world, task, rollout, text):
     """Score one attempt of `play`: return its reward, whether it is well-formed, and the reward
-    with partial credit. What ran into a limit earns nothing.
+    with partial credit.
 
-    Eq. 1 is 1[a' = a] if the target action a is structured, such as a call, else sim(a', a). Which
-    of the two, and when two actions are equal, is the world's to say.
+    Eq. 1 is 1[a' = a] if the target action a is structured, such as a call, else sim(a', a). The
+    world decides which of the two applies, and when two actions are equal.
     """
-    # of an episode only the agent's turns
+    # in an episode only the agent's turns are scored
     response = text if isinstance(text, str) else text[::2]
     reward, valid = world.score(task, response)  # Eq. 1
-    checked(world.score, reward, 0, 1)
-    # Whatever ran into a limit earns nothing. An episode that ran out of turns is still valid if
-    # its turns were well-formed, so D_train keeps it.
+    checked(world.score, reward, 0, 1)  # raises UserError outside [0, 1]
+    # An attempt that ran into a limit earns nothing. An episode that ran out of turns is still
+    # valid if its turns were well-formed, so D_train keeps it.
     if rollout.limit:
         return 0.0, valid and rollout.limit == "too many turns", 0.0
     return reward, valid, world.graded(task, response, reward)
 
 
 def transcript(rollout, text) -> str:
-    """Write an attempt for a person: the response, or `> turn` and observation line by line."""
+    """Return an attempt for a person to read: the response, or an episode line by line, with "> "
+    before each turn."""
     if isinstance(text, str):
         return text
     lines = list(text)

@@ -1,4 +1,4 @@
-"""One frozen base model, two LoRA adapters, and the reference policy for free.
+"""Hold both policies: one frozen base model, two LoRA adapters, and the reference policy for free.
 
 Paper: pi_agent and pi_env of Algorithm 1, "both initialised from the same instruct model". Here
 they *are* the same model: adapter "agent", adapter "env", and with both switched off the initial
@@ -14,9 +14,9 @@ Usage: genenv.py, grpo.py, rwr.py and eval/ call it.
 
 Read `plain_logprobs` first. `logprobs` returns the same numbers, and is what runs.
 
-Deviations: G rollouts of one prompt are *one row* of the batch, in sampling and in training alike.
-The prompt is encoded once, its keys and values are kept once, and a mask lets each rollout see the
-prompt and itself. A group costs P + G*R tokens; repeating the prompt would cost G*(P + R).
+Deviations: G rollouts of one prompt are *one row* of the batch, both in sampling and in training.
+The prompt is encoded once, its keys and values are kept once, and a mask lets each rollout see only
+the prompt and itself. A group costs P + G*R tokens; repeating the prompt would cost G*(P + R).
 model/packing.py lays out the rows, model/decoding.py draws tokens.
 
 Shapes: B prompts (groups), G rollouts of each, P prompt tokens, R response tokens (at most T), V
@@ -43,14 +43,15 @@ from model.packing import by_group, pack
 
 @dataclass
 class Rollout:
-    """A response to a prompt. Token ids are kept: sampled text is never tokenised again."""
+    """Hold a response to a prompt as token ids: sampled text is never tokenised again."""
     group: int                # rollouts of one group are neighbours and share their prompt
     prompt: list[int]         # (P,) ids
     response: list[int]       # (R,) ids, the terminal EOS included unless a length limit cut it
-    logps: list[float] = ()   # (R,) log-probs at the sampling temperature; empty if not sampled
+    # (R,) log-probs at the sampling temperature, 0 where none was drawn; empty if not sampled
+    logps: list[float] = ()
     # "" if it ended by itself, else "too many tokens", "too many turns" or "special tokens"
     limit: str = ""
-    # (R,) whether the policy drew a token; others are observations. None: all drawn
+    # (R,) whether the policy drew each token; the others are observations. None: all drawn
     drawn: list[bool] | None = None
 
     @property
@@ -62,8 +63,8 @@ class Rollout:
 def token_logprobs(hidden, head, target, temperature: float):
     """Return log pi(target) from hidden states, without ever holding many logits.
 
-    hidden (M, D), target (M,) -> (M,) fp32. Temperature divides the logits exactly as in sampling,
-    otherwise the policy scored would not be the policy that acted. Differentiable.
+    hidden (M, D), target (M,) -> (M,) fp32, differentiable. Temperature divides the logits exactly
+    as in sampling; otherwise the scored policy would not be the one that acted.
     """
     def chunk_logprobs(h, y):
         logits = head(h).float()  # (chunk, V), fp32: bf16 log-softmax is noise
@@ -84,21 +85,23 @@ def token_logprobs(hidden, head, target, temperature: float):
 
 
 class Policy(Chat):
-    """A frozen causal language model with named LoRA adapters, and its text (model/chat.py).
+    """Wrap a frozen causal language model with named LoRA adapters; model/chat.py handles its text.
 
     active: name of the active adapter, None for the bare base (= the reference policy).
     params: {adapter: its parameters}, gathered once by name. Optimisers are built from these lists
-    and never from requires_grad, which PEFT flips whenever adapters are switched.
+    and never from requires_grad, which PEFT changes whenever adapters are switched.
     """
 
     def __init__(self, model, tokenizer, adapters=("agent", "env"), rank=16, seed=0,
                  adapter_folder=None, chat_template_kwargs=None):
-        """Wrap a transformers causal LM; the rest as in `load`. Adapters start with B = 0, so that
-        pi equals the reference, except for one from adapter_folder. Raises UserError if no token
-        ends a response."""
+        """Wrap a transformers causal LM; the other arguments are those of `load`.
+
+        Adapters start with B = 0, so that pi equals the reference, except for one from
+        adapter_folder. Raise UserError if no token ends a response.
+        """
         self.active = None
         self.source = ""  # the folder or hub name that it was loaded from
-        self.slot_steps = 0  # tokens for which its rollouts had room
+        self.slot_steps = 0  # tokens for which its rollouts had room, counted by model/decoding.py
         model.requires_grad_(False)
         self.model = add_adapters(model, adapters, rank, seed, adapter_folder).eval()
         self.lm = self.model.get_base_model() if adapters else model  # head + decoder, LoRA inside
@@ -120,13 +123,13 @@ class Policy(Chat):
     def load(cls, model: str, adapters=("agent", "env"), rank=16, quant=None, dtype="auto",
              device=None, seed=0, adapter_folder=None, chat_template_kwargs=None,
              max_tokens=None) -> "Policy":
-        """Load a local folder or hub name. Raises UserError with one line if that cannot work.
+        """Load a local folder or hub name. Raise UserError with one line if that cannot work.
 
         quant: None or "nf4" (4-bit base, double quantisation, bf16 compute on a GPU). device: None
-        = a GPU if there is one. adapter_folder: one written by `save_adapters`, where the first
-        adapter starts. chat_template_kwargs: what the chat template is given in addition to the
-        messages, such as {"enable_thinking": False}; its "date" (ISO) counts as today. max_tokens:
-        the most that a prompt and its response will have together; None: not known.
+        = a GPU if there is one. adapter_folder: one written by `save_adapters`, with which the
+        first adapter starts. chat_template_kwargs: arguments of the chat template besides the
+        messages, such as {"enable_thinking": False}; a "date" (ISO) replaces today's. max_tokens:
+        the most tokens that a prompt and its response will have together; None: unknown.
         """
         if adapter_folder:
             check_base(adapter_folder, model)
@@ -141,7 +144,7 @@ class Policy(Chat):
     # ---- adapters
 
     def _activate(self, adapter):
-        """Activate one adapter (or none) and keep every adapter's gradients switched on."""
+        """Activate one adapter (or none), and keep gradients enabled for every adapter."""
         if self.params:
             if adapter is None:
                 self.model.base_model.disable_adapter_layers()
@@ -157,10 +160,10 @@ class Policy(Chat):
 
     @contextmanager
     def use(self, adapter):
-        """Use an adapter within `with policy.use("agent")`, and the former one after it, errors or
-        not.
+        """Activate an adapter within `with policy.use("agent")`, and the former one after it, even
+        after an error.
 
-        A backward pass belongs inside too: gradient checkpointing runs the forward again.
+        Run a backward pass inside, too: gradient checkpointing runs the forward pass again.
         """
         if adapter is not None and adapter not in self.params:
             raise ValueError(f"no adapter {adapter!r}, there are {sorted(self.params)}")
@@ -173,10 +176,10 @@ class Policy(Chat):
 
     @contextmanager
     def _cast_once(self, adapter):
-        """Inside, keep the adapter's weights ready in the dtype of the activations.
+        """Keep the adapter's weights ready in the dtype of the activations, inside the block.
 
-        For decoding, which calls each layer once per token. The copies pass no gradient and do not
-        follow the optimiser's steps, so they are dropped at the end.
+        This is for decoding, which calls each layer once per token. The copies pass no gradient and
+        do not see the optimiser's steps, so they are dropped at the end.
         """
         dtype = self.lm.get_input_embeddings().weight.dtype
         for layer in self.lora_layers:
@@ -188,14 +191,14 @@ class Policy(Chat):
                 layer.cast = None
 
     def optimizer(self, adapter, lr: float):
-        """AdamW over exactly the parameters of one adapter."""
+        """Return an AdamW over exactly the parameters of one adapter."""
         return torch.optim.AdamW(self.params[adapter], lr=lr, weight_decay=0.0)
 
     def save_adapters(self, folder):
-        """Write folder/NAME for each adapter: PeftModel.from_pretrained(base, folder/NAME) reads
-        it."""
-        # no adapter touches the vocabulary: PEFT need not look for the base's config to know that;
-        # safetensors raises its own error when the disk is full
+        """Write folder/NAME for each adapter, which PeftModel.from_pretrained(base, folder/NAME)
+        can read."""
+        # No adapter touches the vocabulary, so PEFT need not read the base's config to find out.
+        # safetensors raises its own kind of error when the disk is full.
         with one_line(folder, "cannot be written"):
             self.model.save_pretrained(str(folder), selected_adapters=list(self.params),
                                        save_embedding_layers=False)
@@ -203,9 +206,11 @@ class Policy(Chat):
                 note_base(folder, self.params, self.source)
 
     def as_drawn(self, prompt, response) -> Rollout:
-        """Make a Rollout of a prompt and a response, as if this policy had drawn it. response: a
-        text, or for an episode the list of turns and observations, of which only turns count as
-        drawn."""
+        """Return a Rollout of a prompt and a response, as if this policy had drawn it.
+
+        response: a text, or for an episode the list of turns and observations, of which only turns
+        count as drawn.
+        """
         texts = [response] if isinstance(response, str) else response
         ids = self.encode_answer(prompt, texts[0]) + self.end_of_turn
         drawn = [True for _ in ids]
@@ -226,13 +231,13 @@ class Policy(Chat):
     # ---- log-probabilities of given responses
 
     def plain_logprobs(self, rollouts, temperature: float = 1.0):
-        """Return what `logprobs` returns, the plain way: one row per response, the prompt in each.
+        """Return what `logprobs` returns, the plain way: one row per response, with its prompt.
 
         N rollouts -> logp (N, R) and mask (N, R), under the active adapter. `logprobs` and `sample`
         are checked against it whenever a chat model is loaded (model/loading.py), and by the tests.
         """
         rows = [torch.tensor(r.prompt + r.response, device=self.device) for r in rollouts]
-        # padded on the right: causal attention needs no mask to keep the padding from real tokens
+        # padding is on the right, where causal attention hides it from real tokens without a mask
         ids = pad_sequence(rows, batch_first=True)                                # (N, L)
         logits = self.lm(input_ids=ids, use_cache=False).logits.float()           # (N, L, V)
         logps = (logits / temperature).log_softmax(-1)
@@ -241,7 +246,7 @@ class Policy(Chat):
         for n, r in enumerate(rollouts):
             for t, token in enumerate(r.response):
                 if not r.drawn or r.drawn[t]:
-                    # the logits at a place predict the next token
+                    # the logits at a position predict the next token
                     out[n, t] = logps[n, len(r.prompt) - 1 + t, token]
                     mask[n, t] = True
         return out, mask
@@ -250,21 +255,21 @@ class Policy(Chat):
         """Score N rollouts under the active adapter; the prompt of a group is encoded once.
 
         Returns logp (N, R) fp32, zero where no token was drawn, and mask (N, R) bool, True where
-        one was. Differentiable; grad_checkpoint: compute each layer again in the backward pass
-        instead of keeping what it holds, None = on a GPU.
+        one was. Differentiable. grad_checkpoint: compute each layer again in the backward pass
+        instead of keeping its activations; None = only on a GPU.
         """
         if grad_checkpoint is None:
             grad_checkpoint = self.device.type != "cpu"
         # Lay out each group as one row: prompt, response 1, ..., response G. Of predicted token m,
-        # x.source[m] is the place whose hidden state predicts it, x.target[m] its id, and
+        # x.source[m] is the position whose hidden state predicts it, x.target[m] its id, and
         # (x.rows[m], x.cols[m]) its cell in the (N, R) results.
         groups = by_group(rollouts)
         x = pack(groups, self.device)
-        # where no row has two responses, ordinary causal attention will do
+        # if no row has two responses, ordinary causal attention is enough
         layout_args = {}
         if len(groups) < len(rollouts):
             layout = attention_layout(x)
-            # transformers uses a mask of four dimensions as it is; one of two it would make causal
+            # transformers uses a 4-D mask unchanged; it would turn a 2-D one into a causal mask
             layout_args = {"position_ids": x.positions, "attention_mask": layout.mask,
                            "layout": layout}
         hidden = self._hidden(x.ids, grad_checkpoint, **layout_args)  # (B, L, D)
@@ -278,8 +283,8 @@ class Policy(Chat):
     def _hidden(self, ids, grad_checkpoint, **where):
         """Return the last hidden states (B, L, D).
 
-        A block is checkpointed only while it is in train mode. We set this flag on the blocks only,
-        and reset it: in train mode a block drops the KV cache.
+        A block of transformers is checkpointed only in train mode. We set this flag only on blocks,
+        and reset it, because in train mode a block drops the KV cache.
         """
         for block in self.blocks:
             block.training = grad_checkpoint and torch.is_grad_enabled()
@@ -297,29 +302,31 @@ class Policy(Chat):
         """Draw G responses to each prompt, in prompt order: rollout i belongs to prompts[i // G].
 
         prompts: list of id lists. adapter: a name, or None for the base. temperature 0 is greedy.
-        max_rows bounds the rollouts that run at once, and so does the memory (model/memory.py); but
-        the G of a prompt always run together.
+        max_rows bounds the rollouts that run at once, and so does the memory (model/memory.py), but
+        the G rollouts of a prompt always run together.
+
         With respond(i, ids of a turn) -> ids of an observation, or None when the episode is over,
-        rollout i is an episode: observations are inserted as given, only the turns are sampled.
-        Its limits: max_turns turns, max_turn_tokens in a turn without EOS, and max_new_tokens in
-        all, observations included. Raises ValueError on an empty prompt, UserError if the model
-        gives no finite numbers.
+        rollout i is an episode: observations are inserted unchanged, only turns are sampled. Its
+        limits are max_turns turns, max_turn_tokens in a turn without EOS, and max_new_tokens in
+        all, observations included. Raise ValueError for an empty prompt, UserError if the model
+        gives numbers that are not finite.
         """
         if any(len(p) == 0 for p in prompts):
             raise ValueError("cannot sample from an empty prompt")
         out = [None] * (len(prompts) * G)
+        # prompts of similar length are decoded together, so that little is padded
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         on_gpu = self.device.type == "cuda"
         memory = free_bytes() if on_gpu else None
         with self.use(adapter), self._cast_once(adapter):
             while by_length:
                 members = by_length[:max(1, max_rows // G)]
-                if on_gpu:  # only those that its memory holds
+                if on_gpu:  # keep only as many as fit its memory
                     lengths = [len(prompts[i]) for i in members]
                     width = prompts_at_once(self.lm, lengths, G, max_new_tokens, memory)
                     members = members[:width]
                 by_length = by_length[len(members):]
-                # the place of each of these rollouts among all
+                # where each of these rollouts belongs in `out`
                 places = [i * G + g for i in members for g in range(G)]
                 turns = Turns(respond, places, max_turns, max_turn_tokens) if respond else None
                 rows = decode_rows(self, [prompts[i] for i in members], G, max_new_tokens,
@@ -336,7 +343,7 @@ class Policy(Chat):
 
 
 def policy_options(o) -> dict:
-    """Return what Policy.load takes of a run's Options."""
+    """Return the arguments of Policy.load that a run's Options determine."""
     template = json.loads(o.chat_template_kwargs or "{}")
     template["date"] = o.date
     max_tokens = o.max_prompt_tokens + max(o.max_response_tokens, o.max_task_tokens)

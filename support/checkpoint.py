@@ -1,7 +1,7 @@
-"""Stop at any moment and resume to the bit: run folders and their locks, checkpoints, signals.
+"""Stop at any moment and resume bit for bit: run folders and their locks, checkpoints, signals.
 
 Usage: `python genenv.py --resume --out runs/000-genenv`. checkpoint.pt is written at the end of
-every epoch, after a step if the last one is a minute old, and on SIGINT or SIGTERM after the
+every epoch, after a step if the last checkpoint is a minute old, and on SIGINT or SIGTERM after the
 current step, unless that takes long. It holds both adapters and optimisers, the generators, the
 progress inside an epoch, and the lengths of the append-only files. On resume these files are cut
 back to those lengths, the pools are read from them, and the run continues as if nothing had
@@ -10,7 +10,7 @@ what came after the last checkpoint. The reference policy needs no checkpoint: i
 both adapters off.
 
 A damaged or incompletely copied folder is refused in one line and left unchanged: the checkpoint
-begins with a hash of itself, and contains one of each append-only file.
+begins with a hash of itself, and contains a hash of each append-only file.
 """
 import fcntl  # Linux and macOS; on Windows use WSL
 import hashlib
@@ -66,7 +66,7 @@ def choose_folder(o) -> Path:
     with one_line(f"--out {folder}"):
         folder.mkdir(parents=True, exist_ok=True)
         TemporaryFile(dir=folder).close()  # check that the folder is writable
-    # a run killed before its first epoch leaves only these
+    # a run that is killed before its first epoch leaves only these
     contents = {path.name for path in folder.iterdir()} - {"lock", "tmp-config.json"}
     if contents and not o.resume:
         raise UserError(f"--out {folder} is not empty: choose another; to resume a run there, add "
@@ -107,7 +107,7 @@ def resume_command(folder) -> str:
 
 
 def _read(path) -> bytes:
-    """Return the bytes of a file; none if it does not exist."""
+    """Return the bytes of a file, or no bytes if it does not exist."""
     return path.read_bytes() if path.is_file() else b""
 
 
@@ -133,7 +133,7 @@ def read(path) -> dict:
     digest, state = data[:64], data[64:]
     if digest != _sha256(state).encode():
         raise UserError(f"{path} is damaged, {len(data)} bytes long: put a whole copy in its place")
-    # allow only these classes and Python's own, so that a foreign file cannot run code
+    # allow only these classes and Python's own, so that a stranger's file cannot run code
     with torch.serialization.safe_globals([EnvRecord, Rollout, Task, Trace, Trial]):
         return torch.load(BytesIO(state), weights_only=True, map_location="cpu")
 
@@ -161,9 +161,9 @@ def save(run):
 def load(run):
     """Restore `run` from its checkpoint, and cut the append-only files back to its lengths.
 
-    Everything is checked before anything is cut. A run killed before its first checkpoint starts
-    from the beginning. Raise UserError naming anything that has changed since the run began or
-    that the run did not write.
+    Everything is checked before anything is cut. A run that was killed before its first checkpoint
+    starts from the beginning. Raise UserError naming what has changed since the run began, or what
+    the run did not write.
     """
     path = run.folder / "checkpoint.pt"
     if not path.is_file():
@@ -180,7 +180,7 @@ def load(run):
     check_files(run.folder, saved["files"])
     with one_line(path, "does not fit the options in config.json"):
         restore(run, saved)
-    # drop what was written after the checkpoint: that work is done again
+    # drop what was written after the checkpoint: the run will do that work again
     for name, (size, _) in saved["files"].items():
         if (run.folder / name).is_file():
             os.truncate(run.folder / name, size)
@@ -238,7 +238,7 @@ def stop_signals(run):
             raise KeyboardInterrupt
         run.stop = number
         signal.alarm(PATIENCE)
-        # on a line of its own, below a progress bar
+        # on a separate line, below a progress bar
         print(f"\nstopping after this step, within it after {PATIENCE} seconds or a second signal",
               flush=True)
 

@@ -4,9 +4,9 @@ Paper: its Figures 4-8, drawn from a run's metrics.jsonl: success on generated t
 band, validation, task and response length, solved and unsolved tasks. Added: mixed groups, entropy,
 KL, the agent's own reward, and what the simulator learns from.
 
-Usage: report.py calls `of_one_run`, scripts/compare.py `of_runs`; both get [{"heading",
-"figures": [{"title", "image", "caption"}]}], the image as a data URI. A metric is a number in an
-epoch's record, a figure is a plot. All shares are drawn on one scale, from 0 to 1.
+Usage: report.py calls `of_one_run`, scripts/compare.py calls `of_runs`. Both get [{"heading",
+"figures": [{"title", "image", "caption"}]}] with the image as a data URI. A metric is a number in
+an epoch's record, a figure is a plot. All shares are drawn on one scale, from 0 to 1.
 
 Deviations: what an epoch did not measure is not drawn. Names in a legend come from the user
 (folders, options, functions): they are wrapped, never cut, and never rendered as mathematics.
@@ -156,7 +156,7 @@ def was_measured(m, key) -> bool:
 
 def canvas(unit: str, legend: str):
     """Return an empty figure, with room for a legend, and its axes, with epochs along x."""
-    # a page shows a point as about 1.2 pixels
+    # on a page a point is about 1.2 pixels
     height = 3.2 + 0.2 * legend.count("\n")
     figure = Figure(figsize=(4.6, height), layout="constrained")
     axis = figure.subplots()
@@ -181,7 +181,7 @@ def curves(lines: dict, unit: str, band=()):
         errors = None
         if len(line[0][1]) > 1:
             errors = [stdev(values) / len(values) ** 0.5 for _, values in line]
-        # draw thin lines over thick ones, as they may coincide
+        # draw thin lines over thick ones, because they may coincide
         width = 3 / (1 + index / 2)
         axis.errorbar(epochs, means, errors, label=label, color=f"C{index}", lw=width,
                       elinewidth=1, marker="o", ms=3)

@@ -1,7 +1,7 @@
 """Warn in plain words when the metrics show that co-evolution is going wrong.
 
-Paper: not in it. The failure modes are those that users of such systems report (collapse,
-starvation); TROUBLESHOOTING.md has more on each.
+Paper: nothing about it. The failure modes are those that users of such systems report (collapse,
+starvation); TROUBLESHOOTING.md explains each.
 
 Usage: metrics.py calls `warnings` once per epoch. To add a check, write a function of the epoch's
 record, the earlier records and the options, and name it in CHECKS. It returns one sentence on what
@@ -49,7 +49,7 @@ def collapse(r, history, o) -> str:
 
 
 def starvation(r, history, o) -> str:
-    """Warn if so few tasks fall into the band that the simulator learns little or nothing."""
+    """Warn if the band holds too few tasks for the simulator to learn much."""
     if o.variant != "genenv" or r["epoch"] == 0:
         return ""
     if not r["distinct_tasks"] or no_signal(r, history, o):

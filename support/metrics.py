@@ -8,8 +8,8 @@ Usage: support/run.py calls `epoch_record` and `samples` at the end of every epo
 screen.py show the record, health.py judges it. `interval` is for runs over several seeds.
 
 Deviations: `validation` is the mean over several sampled attempts per task, which moves smoothly;
-`validation_greedy` is the usual single attempt at temperature 0. An unmeasured figure is null in a
-record; only validation is repeated until the next measurement.
+`validation_greedy` is the usual single attempt at temperature 0. A figure that was not measured is
+null in a record; only validation is repeated until it is measured again.
 """
 import math
 from collections import Counter
@@ -87,7 +87,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     record |= validation(run)
     record |= agent_figures(run)
     record |= simulator_figures(run, new, env_stats)
-    # of training, without validation and other programs
+    # CPU time of training, without validation and other programs
     record["cpu_seconds"] = run.state.cpu_seconds
     for key, value in record.items():
         if isinstance(value, float):
@@ -132,7 +132,7 @@ def agent_figures(run) -> dict:
     figures["agent_reward"] = None
     if run.o.agent_reward != "plain":
         figures["agent_reward"] = mean(stats["agent_reward"] for stats in state.agent)
-    # in tokens, without attempts at base tasks
+    # mean in tokens, without attempts at base tasks
     generated = [trial for trial in state.trials if trial.task.origin != "base"]
     figures["response_length"] = mean(e.tokens for trial in generated for e in trial.traces)
     # entropy of the policy, per token
@@ -151,11 +151,12 @@ def agent_figures(run) -> dict:
 def simulator_figures(run, new, env_stats: dict) -> dict:
     """Measure what the simulator wrote in an epoch, and its RWR update.
 
-    env_stats: of rwr.rwr_update, and env_kept, the number of this epoch's tasks in the band.
+    env_stats: what rwr.rwr_update returned, and env_kept, how many of this epoch's tasks are in the
+    band.
     """
     written = len(run.state.env_rollouts)
     figures = {
-        # texts written, {reason: how many are not new tasks}, share that are malformed
+        # texts written, {reason: how many were refused}, share that are not tasks
         "written": written,
         "invalid": dict(run.state.invalid),
         "refused": None,
@@ -187,7 +188,7 @@ def sampled_nats(rollouts) -> float:
 
 
 def new_trials(state) -> list:
-    """Return the first Trial of each of this epoch's new tasks: one may be tried again, but its
+    """Return the first Trial of each of this epoch's new tasks: a task may be tried again, but its
     first p_hat counts."""
     first = {}
     for trial in state.trials:
@@ -199,8 +200,8 @@ def new_trials(state) -> list:
 
 
 def samples(run, n=8) -> list:
-    """Return samples for a person to read: the epoch's first n tasks, each with its seed task, the
-    expected answer, its best and worst trace; and refused texts with their reasons."""
+    """Return samples for a person to read: the epoch's first n tasks, each with its seed task,
+    expected answer, and best and worst trace; and refused texts with their reasons."""
     records, tasks = [], run.train_pool.tasks
     for trial in run.state.trials[:n]:
         task, seed_task = trial.task, tasks.get(trial.task.seed_task, NO_SEED)
@@ -224,7 +225,7 @@ def mean(values) -> float | None:
 
 
 def entropy(labels) -> float | None:
-    """Return the entropy of labels in bits, None without labels."""
+    """Return the entropy of labels in bits, or None without labels."""
     counts = Counter(labels)
     n = counts.total()
     if not n:
@@ -235,8 +236,8 @@ def entropy(labels) -> float | None:
 def interval(values, sign=True) -> str:
     """Return the mean and its 95 % t-interval over seeds as text, or only the mean of one seed.
 
-    None (not measured) is left out. sign: whether to put a plus before positive figures, as for
-    differences.
+    None (not measured) is left out. sign: whether to put a plus before positive figures, which
+    suits differences.
     """
     values = [value for value in values if value is not None]
     n, form = len(values), "+.3f" if sign else ".3f"

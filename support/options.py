@@ -9,10 +9,10 @@ Deviations of the 7B presets from the paper:
 * Learning rates. The paper trains all weights with 1e-6 (agent) and 5e-7 (simulator). Low-rank
   adapters start at B = 0 and move a layer by (alpha/r) B A, so the same rate moves the function far
   less. We use 20 times the paper's rates, as starting points: they are not tuned.
-* The simulator's KL: the paper names a penalty and a cap but gives no values (cap: KL_CAP in
+* The simulator's KL. The paper names a penalty and a cap but gives no values (cap: KL_CAP in
   rwr.py).
-* With the paper's k_min and G = 8 only tasks solved exactly 4 times of 8 pass the filter, so all
-  weights are equal for any beta and lam. For weights that differ between records add
+* The band. With the paper's k_min and G = 8 only tasks solved exactly 4 times of 8 pass the filter,
+  so all weights are equal for any beta and lam. For weights that differ between records add
   `--k-min 1 --lam 6 --beta 8`, or raise --G.
 """
 import argparse
@@ -133,8 +133,8 @@ class Options:
     max_rows: int = 512
     """rollouts decoded at once, if memory suffices"""
 
-    # internal, so without help: the world's options; the day a run began; hashes of its code, the
-    # oldest first (support/origin.py)
+    # internal and therefore without help: the world's options; the day the run began; hashes of its
+    # code, the oldest first (support/origin.py)
     world_options: dict = field(default_factory=dict)
     date: str = ""
     code: dict = field(default_factory=dict)
@@ -167,7 +167,7 @@ PRESETS = {  # a preset lists only what differs from the defaults, the world's i
 CHOICES = {"variant": ("genenv", "random", "static", "teacher", "base"), "quant": ("nf4",),
            "p_hat_unit": ("task", "seed", "batch"), "dtype": ("auto", "bf16", "fp32")}
 MOST = 1e18
-# lowest and highest value of an option; add_option defines those of the others
+# lowest and highest value of an option; add_option sets the limits of the others
 RANGES = {"alpha": (0.001, 0.999), "alpha_end": (0.001, 0.999), "base_share": (0, 1),
           "k_min": (0, 1), "temperature": (0.001, 1000), "agent_lr": (1e-12, 1),
           "env_lr": (1e-12, 1), "epochs": (0, MOST), "threads": (0, os.cpu_count() or 1),
@@ -282,7 +282,7 @@ def parse_options(argv) -> Options:
         with users_code(file):
             values |= asdict(Options(**world.defaults(asked)))
     values |= asked
-    # also those that the world lost since a run began: World.__init__ refuses them
+    # including options that the world has lost since the run began: World.__init__ refuses them
     names = sorted(values.keys() - vars(Options()).keys())
     values["world_options"] = {name: values.pop(name) for name in names}
     o = Options(**values)

@@ -1,8 +1,8 @@
 """Record what a run began with: options, code, task files, models and kind of device.
 
-Usage: a checkpoint holds `origin(o, policy)`, which `check_origin` compares on resume with what is
-there now. scripts/compare.py distinguishes settings by the `code_versions` in config.json. A warm
-start compares `inputs` and the hashes of its world's files.
+Usage: a checkpoint holds `origin(o, policy)`; on resume `check_origin` compares it with the present
+one. scripts/compare.py distinguishes settings by the `code_versions` in config.json. A warm start
+compares `inputs` and the hashes of its world's files.
 
 Deviations: edited code does not stop a run, so that a mistake in a world or a fork can be fixed.
 """
@@ -30,8 +30,8 @@ NOT_COMPARED = {*MAY_CHANGE, "code"}
 def code_versions(o) -> dict:
     """Return a run's code as {file, or function of curriculum.py: its hash}.
 
-    If it was edited between a stop and a resume, each hash in turn is in the text. Functions of
-    curriculum.py that no option names do not count: adding one changes no run.
+    If a file was edited between a stop and a resume, its text lists the hashes in order. Functions
+    of curriculum.py that no option names do not count: adding one changes no run.
     """
     hashes = file_hashes([*METHOD, *world_files(o.world)])
     rest = inspect.getsource(curriculum)
@@ -51,7 +51,7 @@ def code_versions(o) -> dict:
 
 
 def file_hashes(names) -> dict:
-    """Return {file of the project: its hash}, whatever the current folder."""
+    """Return {file of the project: its hash}; the current folder does not matter."""
     return {name: short_hash((PROJECT / name).read_text()) for name in names}
 
 
@@ -88,7 +88,7 @@ def inputs(o) -> dict:
 
 
 def origin(o, policy) -> dict:
-    """Return what a run begins with, fixed and changeable. policy: the agent's."""
+    """Return what a run begins with, fixed and changeable parts. policy: the agent's."""
     fixed = {"the kind of device": policy.device.type, **inputs(o)}
     if not o.model:
         # an edited world may train a different one
@@ -104,8 +104,8 @@ def origin(o, policy) -> dict:
 def check_origin(then: dict, now: dict, schedule: str):
     """Raise UserError if a fixed input has changed since the run began.
 
-    Print which code was edited, and whether the schedule may bend. then, now: as `origin` returns
-    them.
+    Print which code was edited, and whether a new --epochs may bend the schedule. then, now: as
+    `origin` returns them.
     """
     for name, value in then["fixed"].items():
         present = now["fixed"].get(name)

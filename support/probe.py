@@ -1,8 +1,8 @@
 """Try the functions of curriculum.py that the options name, before anything is trained.
 
-Usage: support/options.py calls `try_functions`. A function that fails, or returns what a run would
-silently train on, is reported in one line with its place in curriculum.py, before the run begins.
-During a run the same function raises an ordinary traceback.
+Usage: support/options.py calls `try_functions`. If a function fails, or returns a wrong value on
+which a run would silently train, one line reports its place in curriculum.py before the run begins.
+If it fails during a run, the traceback is an ordinary one.
 """
 import curriculum
 from data_pool import Trace
@@ -38,7 +38,7 @@ def try_once(function, is_right, rule: str, *args):
 
 
 def try_schedule(schedule, o):
-    """Try it in every epoch with an agent that solves half of the tasks, and without tasks."""
+    """Try it in every epoch, with an agent that solves half of the tasks and with no tasks."""
     def is_alpha(value):
         return is_number(value) and 0 < value < 1
 
@@ -74,7 +74,7 @@ def try_seed_selection(weigh, o):
 
 
 def try_agent_reward(reward, o):
-    """Try a right attempt as short as possible, and a wrong one that was cut off."""
+    """Try the shortest possible right attempt, and a wrong one that was cut off."""
     def is_reward(value):
         return is_number(value, 0, 1)
 

@@ -7,7 +7,7 @@ it for a run that is still going or was stopped. scripts/compare.py builds its p
 parts: a page is a list of sections, which report.html.j2 turns into HTML.
 
 Deviations: figures and style are embedded, so that the page is a single file. Models' texts are
-escaped, and the page forbids scripts and outside sources.
+escaped, and the page forbids scripts and external sources.
 """
 from pathlib import Path
 

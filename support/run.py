@@ -28,9 +28,9 @@ from worlds.probe import check_texts_survive, open_world
 @dataclass
 class EpochState:
     """Hold the progress of an epoch; a checkpoint within the epoch saves all of it."""
-    # how far it is
+    # how far the epoch is
     epoch: int = 0               # t of Algorithm 1; 0 is the state before training
-    step: int = 0                # index of the current step; in a checkpoint, number of steps made
+    step: int = 0                # index of the current step; in a checkpoint, number of steps done
     # what the updates of Algorithm 1 work on
     trials: list = field(default_factory=list)         # Trials of all steps
     records: list = field(default_factory=list)        # EnvRecords of all steps
@@ -43,7 +43,7 @@ class EpochState:
     agent_nats: float = 0.0      # -log-prob of all tokens that the agent sampled, in nats
     invalid: Counter = field(default_factory=Counter)  # {reason: number of generations refused}
     refused: list = field(default_factory=list)        # refused texts, a few to read
-    cpu_seconds: float = 0.0     # CPU time of this process in training; validation not counted
+    cpu_seconds: float = 0.0     # CPU time of this process in training, without validation
 
 
 @dataclass
@@ -94,8 +94,8 @@ class Run:
 def prepare_run(o, world=None) -> Run:
     """Return a run ready for its next epoch, new or resumed.
 
-    Raise UserError for anything the user can fix, before anything is written. world: given if it is
-    open already.
+    Raise UserError for anything the user can fix, before anything is written. world: one that is
+    already open, None to open it here.
     """
     torch.set_num_threads(o.threads or torch.get_num_threads())
     o = replace(o, code=code_versions(o))
@@ -120,7 +120,7 @@ def build_run(o, world, folder) -> Run:
     held_out = held_out_keys(world)
     teacher = read_teacher(world, o.teacher_tasks, held_out)
     policy, simulator = load_players(o, world, teacher)
-    # each --seed has three streams, shared with no other --seed (metrics.py has the third)
+    # each --seed has three random streams, shared with no other --seed (metrics.py has the third)
     rng, sampler = torch.Generator().manual_seed(3 * o.seed), policy.generator(3 * o.seed + 1)
     return Run(
         o=o, world=world, policy=policy, simulator=simulator, folder=folder,
@@ -160,7 +160,7 @@ def alpha_of(run) -> float:
     # assume these figures until an epoch has tasks
     last = {"success_rate": 0.5, "mixed_share": 0.0, "p_hat_counts": [0] * (o.G + 1),
             "mixed_of_possible": None}
-    # an epoch without tasks does not measure the agent: use the last epoch that had some
+    # an epoch without new tasks does not measure the agent: use the last epoch that had some
     for record in run.history:
         if record["distinct_tasks"]:
             last = record

@@ -1,6 +1,6 @@
 """Format what a run prints: a banner, one line per epoch, the time left, the closing words.
 
-Usage: support/run.py prints these texts, made from records of metrics.jsonl or from options.
+Usage: support/run.py prints these texts, which are made from records of metrics.jsonl or options.
 
 Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success" always names its
 tasks: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
@@ -42,7 +42,7 @@ def banner(o, folder, threads: int) -> str:
 
 
 def line(r: dict, before=()) -> str:
-    """Return an epoch's line, of less than 80 characters, with its warnings below.
+    """Return an epoch's line, shorter than 80 characters, with its warnings below.
 
     A warning appears by name only if the previous epoch had it too. before: a list of the previous
     record, if any.
@@ -74,12 +74,12 @@ def progress(run) -> str:
 
 
 def closing_words(run) -> str:
-    """Return the last lines of a run: its main figures, at the start and now, and what to do
+    """Return the last lines of a run: its main figures, at the start and at the end, and what to do
     next."""
     lines = [""]
     for name, value in facts(run.history).items():
         lines.append(f"{name:<27} {value}")
-    # explain what may surprise a reader who knows what alpha is for
+    # explain what may surprise readers who know what alpha is for
     last = run.history[-1]
     if last["distinct_tasks"] and last["success_rate"] > last["alpha"] + run.o.k_min:
         lines.append("success on generated tasks ends above alpha: expected, as the agent\n"
