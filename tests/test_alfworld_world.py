@@ -112,14 +112,14 @@ def test_splits_have_every_goal_larger_homes_held_out_and_nothing_in_common():
 
 
 def test_the_prompt_is_that_of_the_official_games():
-    """Otherwise an agent would practise on a different prompt from the one it is scored with."""
+    """Otherwise an agent would practise on prompts unlike those it is scored with."""
     record = {"observation": "You see.", "history": [], "admissible": ["look", "help"]}
     user = official.prompt(record)[1]["content"]
     assert user == "You see.\n\n" + question(["look", "help"])
 
 
 def test_the_world_says_what_it_needs(monkeypatch):
-    """Otherwise a run without the packages, or with a file of tasks, would fail late or silently."""
+    """Otherwise a run without the packages, or with a file of tasks, would end late or silently."""
     monkeypatch.setattr(a, "find_spec", lambda name: None)
     user_error("textworld", load_world("alfworld"), OPTIONS)
     monkeypatch.setattr(a, "find_spec", lambda name: name)

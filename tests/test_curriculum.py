@@ -19,27 +19,27 @@ from support.probe import try_functions
 
 def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=0.7, new_tasks=9,
             counts=(0, 1, 0)):
-    """A Context with defaults."""
+    """Return a Context with defaults."""
     return Context(epoch, epochs, alpha, alpha_end, previous, new_tasks, success, 0.0, list(counts),
                    None)
 
 
 def test_success_rate_is_k_over_n():
-    """Otherwise Eq. 2 would count something else than successes."""
-    assert success_rate([0.5, 0.49]) == 0.5  # from SUCCESS on
+    """Otherwise Eq. 2 would count something other than successes."""
+    assert success_rate([0.5, 0.49]) == 0.5  # a reward of SUCCESS or more is a success
     assert success_rate([1, 0, 0, 1, 0, 0, 1, 0]) == 3 / 8
 
 
 def test_bell_is_eq_3():
-    """Otherwise R_env would not be 1 at the target, and exp(-beta d^2) on both sides of it."""
+    """Otherwise R_env would not be 1 at the target and exp(-beta d^2) on both sides of it."""
     assert reward_bell(0.8, 0.8, 10.0) == 1
     assert reward_bell(0.2, 0.5, 2.0) == pytest.approx(math.exp(-0.18))
     assert reward_bell(0.9, 0.5, 10.0) == pytest.approx(math.exp(-1.6))
 
 
 def test_band_includes_its_edges_in_spite_of_rounding():
-    """Otherwise the edge of the paper's filter would be lost: 0.8 - 0.7 exceeds 0.1 in floating
-    point."""
+    """Otherwise the edge of the paper's filter would be lost, because 0.8 - 0.7 exceeds 0.1 in
+    floating point."""
     for p_hat, alpha in ((0.8, 0.7), (0.3, 0.4)):
         assert in_band(p_hat, alpha, 0.1)
     assert not in_band(0.601, 0.5, 0.1) and not in_band(0.399, 0.5, 0.1)
@@ -50,7 +50,7 @@ def test_band_includes_its_edges_in_spite_of_rounding():
 
 
 def test_shapes_of_the_schedules():
-    """Otherwise --alpha or --alpha-end would be missed, or the way between them be another one."""
+    """Otherwise a schedule would miss --alpha or --alpha-end, or take another path between them."""
     def run(name):
         return [next_alpha(name, context(epoch=t)) for t in range(1, 11)]
 
@@ -62,19 +62,18 @@ def test_shapes_of_the_schedules():
 
 
 def test_steering_schedules_answer_success():
-    """Otherwise a schedule would stop half-way, as one that looks only at the last miss: here
-    success follows alpha at +0.3."""
+    """Otherwise a schedule would stop half-way, like one that looks only at the last miss."""
     assert next_alpha("adaptive", context(success=0.9, alpha=0.5)) == pytest.approx(0.1)
     assert next_alpha("integral", context(alpha=0.5)) == 0.25  # it starts low
     alpha, success = 0.5, 0.5
     for epoch in range(1, 40):
         alpha = next_alpha("integral", context(epoch, 40, success, 0.5, previous=alpha))
-        success = alpha + 0.3
+        success = alpha + 0.3  # it follows alpha
     assert alpha == pytest.approx(0.2, abs=1e-3) and success == pytest.approx(0.5, abs=1e-3)
 
 
 def test_balanced_goes_towards_the_rarer_end_in_bounded_steps():
-    """Otherwise it would run off to tasks that are all solved, or never."""
+    """Otherwise alpha would run off to tasks that are always solved, or never."""
     def balanced(*counts, previous=0.5):
         return next_alpha("balanced", context(previous=previous, counts=counts))
 
@@ -84,7 +83,7 @@ def test_balanced_goes_towards_the_rarer_end_in_bounded_steps():
 
 
 def test_steering_schedules_rest_while_there_are_no_new_tasks():
-    """Otherwise the same old error is added again in every epoch in which the simulator fails."""
+    """Otherwise the same old error would be added in every epoch in which the simulator fails."""
     for name in ("integral", "balanced"):
         resting = context(epoch=3, success=1.0, previous=0.3, counts=(0, 0, 9), new_tasks=0)
         assert next_alpha(name, resting) == 0.3
@@ -98,12 +97,13 @@ def test_a_schedule_that_leaves_its_range_during_a_run_is_one_line(monkeypatch):
 
 
 def test_a_reward_that_is_no_number_during_a_run_is_one_line(monkeypatch):
-    """Otherwise its groups would be dropped as if all attempts were alike."""
+    """Otherwise NaN would drop its group as if all attempts were alike, or reach RWR or the draw
+    of seed tasks."""
     trace = Trace("", 1.0, True, False, 3, 1.0)
     for value in (math.nan, 1.5, -0.1):
         monkeypatch.setattr(curriculum, "agent_reward_mine", lambda e: value, raising=False)
         user_error("not a number from 0 to 1", agent_reward, "mine", trace)
-    monkeypatch.setattr(curriculum, "reward_mine", lambda *given: math.inf, raising=False)
+    monkeypatch.setattr(curriculum, "reward_mine", lambda *args: math.inf, raising=False)
     user_error("gave inf", curriculum.R_env, "mine", 0.5, 0.5, 2.0)
     def weigh(p_hats, alpha):
         return [math.nan] * len(p_hats)
@@ -133,7 +133,7 @@ OPTION = {"alpha_": "alpha_schedule", "reward_": "difficulty_reward", "seeds_": 
 
 
 def test_functions_of_a_user_are_found_by_their_names(monkeypatch):
-    """Otherwise README's promise of a fork in three lines would not hold."""
+    """Otherwise a fork would need more than the three lines that README promises."""
     functions = {}
     exec(MINE, functions)
     for prefix in OPTION:
@@ -166,7 +166,7 @@ def agent_reward_long(e): return e.reward - (e.tokens > 9)
     ("seeds_none", "it gave None"), ("seeds_nan", "finite"),
     ("agent_reward_long", "from 0 to 1; it gave -1.0 for Trace.*truncated=True")])
 def test_a_wrong_function_is_named_in_one_line_before_the_run(name, words, monkeypatch):
-    """Otherwise a traceback would follow after epoch 0, or worse, a run on NaN."""
+    """Otherwise a run would end in a traceback after epoch 0 or, worse, continue on NaN."""
     functions = {}
     exec(compile(WRONG, "curriculum.py", "exec"), functions)
     monkeypatch.setattr(curriculum, name, functions[name], raising=False)
@@ -176,7 +176,7 @@ def test_a_wrong_function_is_named_in_one_line_before_the_run(name, words, monke
 
 
 def test_plain_agent_reward_is_eq_1():
-    """Otherwise the default would train on something else than the world's score."""
+    """Otherwise the default would train on something other than the world's score."""
     assert agent_reward("plain", Trace("", 0.4, True, False, 10, 0.9)) == 0.4
     cut_off = Trace("", 1.0, True, True, 10, 0.9)
     assert agent_reward("plain", cut_off) == agent_reward("graded", cut_off) == 0
@@ -191,7 +191,7 @@ RECENT = [(f"env{i}", p) for i, p in enumerate([0.0, 0.5, 1.0, 0.5])]
 
 
 def seeds(share, weigh):
-    """How often each task is drawn as a seed task, of 4,000 times."""
+    """Return how often each task is drawn as a seed task in 4,000 draws."""
     generator = torch.Generator().manual_seed(0)
     return Counter(select_seed_tasks(BASE, RECENT, 4000, share, weigh, 0.7, generator))
 
@@ -203,12 +203,12 @@ def test_seeds_mix_base_and_recent_tasks_in_their_share():
     assert set(counts) == set(BASE) | {task for task, _ in RECENT}
     for task, _ in RECENT:
         assert counts[task] / 3000 == pytest.approx(0.25, abs=0.04)
-    assert set(seeds(0.0, lambda p_hats, alpha: [0] * len(p_hats))) == set(BASE)  # none is wanted
-    # by weights of their own, which may depend on alpha
+    assert set(seeds(0.0, lambda p_hats, alpha: [0] * len(p_hats))) == set(BASE)  # all weigh 0
+    # weights may depend on alpha
     assert set(seeds(0.0, lambda p_hats, alpha: [0, float(alpha == 0.7), 0, 0])) == {"env1"}
 
 
 def test_curated_seeds_prefer_p_hat_near_alpha():
-    """Otherwise the curated option would do nothing, or much less."""
+    """Otherwise the curated option would have no effect, or much less."""
     weights = curriculum.seeds_curated([0.75, 0.5, 0.0], 0.75)
     assert weights == pytest.approx([1, math.exp(-20 * 0.0625), math.exp(-20 * 0.5625)])

@@ -1,4 +1,4 @@
-"""Episodes in the core: observations are read, turns are drawn, and only own tokens are scored.
+"""Episodes in the core: observations are read, turns are drawn, and only drawn tokens are scored.
 
 Run: python -m pytest tests/test_episodes.py -q
 """
@@ -7,11 +7,11 @@ import torch
 
 from helpers import ENDINGS, EOS, tiny_policy
 
-OBSERVATIONS = [[30], [31, 32, EOS], [33, 34, 35, 36, 37]]  # one holds an EOS: it ends no turn
+OBSERVATIONS = [[30], [31, 32, EOS], [33, 34, 35, 36, 37]]  # the EOS in one of them ends no turn
 
 
 def play(policy, G=6, T=80, **limits):
-    """Episodes of four turns of three prompts, and what the world was told of each."""
+    """Play episodes of four turns for three prompts; return them and the turns the world heard."""
     log = {}
 
     def respond(i, ids):
@@ -26,7 +26,7 @@ def play(policy, G=6, T=80, **limits):
 
 
 def segments(rollout):
-    """[(drawn, ids)] of a response, runs of one speaker; a drawn turn ends with its EOS."""
+    """Split a response into [(drawn, ids)], one for each turn or observation."""
     out = []
     for token, drawn in zip(rollout.response, rollout.drawn):
         if not out or out[-1][0] != drawn:
@@ -40,16 +40,16 @@ def segments(rollout):
 
 
 def test_an_episode_alternates_between_drawn_turns_and_the_worlds_very_tokens(ending):
-    """Otherwise an observation would be shifted, cut, or redrawn; or the world would hear another
+    """Otherwise an observation would be shifted, cut or redrawn, or the world would hear another
     turn."""
     out, log = play(ending)
-    assert len({len(r.response) for r in out}) > 5  # ragged
+    assert len({len(r.response) for r in out}) > 5  # lengths differ
     for i, r in enumerate(out):
         speakers, texts = zip(*segments(r))
         assert speakers == (True, False) * 3 + (True,)
         assert list(texts[::2]) == log[i]
         assert list(texts[1::2]) == [OBSERVATIONS[(i + k) % 3] for k in (1, 2, 3)]
-        for ids in log[i]:  # an end of turn at the end, and nowhere else
+        for ids in log[i]:  # an end-of-turn token at the end, and nowhere else
             assert [token in ENDINGS for token in ids] == [False] * (len(ids) - 1) + [True]
         assert r.limit == "" and len(r.drawn) == len(r.response) == len(r.logps)
 
@@ -59,7 +59,7 @@ def test_same_generator_same_episodes_in_chunks_or_not(ending):
     runs = [[(r.response, r.logps, r.drawn) for r in play(ending)[0]] for _ in range(2)]
     assert runs[0] == runs[1]
     out, log = play(ending, max_rows=6)
-    for i, r in enumerate(out):  # three chunks: the world still hears of the caller's rollout i
+    for i, r in enumerate(out):  # in three chunks, i is still the caller's number
         assert [ids for drawn, ids in segments(r) if drawn] == log[i] and r.group == i // 6
 
 
@@ -71,8 +71,8 @@ def test_same_generator_same_episodes_in_chunks_or_not(ending):
     (dict(max_turns=2), "too many turns"), (dict(max_turn_tokens=1), "turn too long"),
     (dict(T=9), "too many tokens")])
 def test_each_limit_has_its_own_reason_and_ends_on_an_own_token(ending, limits, reason):
-    """Otherwise a cut episode would pass as whole, or end in half an observation that scores as an
-    answer."""
+    """Otherwise a cut episode would pass as whole, or end in half an observation that is scored as
+    an answer."""
     out, log = play(ending, **limits)
     cut = [(i, r) for i, r in enumerate(out) if r.limit]
     assert cut and {r.limit for _, r in cut} == {reason}
@@ -85,7 +85,7 @@ def test_each_limit_has_its_own_reason_and_ends_on_an_own_token(ending, limits, 
 
 
 def test_an_empty_or_endless_observation(ending):
-    """Otherwise one without tokens would stall the rollout, and one of too many overrun its row."""
+    """Otherwise one without tokens would stall the rollout, or one too long overrun its row."""
     for observation, reason in (([], "too many turns"), ([30] * 1000, "too many tokens")):
         out = ending.sample("agent", [[20]], 8, 200, 1.0, ending.generator(0), max_turns=3,
                             max_turn_tokens=60, respond=lambda i, ids: observation)
@@ -98,7 +98,7 @@ def test_an_empty_or_endless_observation(ending):
 
 
 def test_own_tokens_score_as_they_were_drawn(ending):
-    """Otherwise training would score other tokens than the sampler drew, or observations."""
+    """Otherwise training would score tokens that the sampler did not draw, such as observations."""
     out, _ = play(ending)
     with ending.use("agent"), torch.no_grad():
         logp, mask = ending.logprobs(out, 0.9)
@@ -112,12 +112,12 @@ def test_own_tokens_score_as_they_were_drawn(ending):
 
 
 def test_observations_of_a_chat_model_continue_the_conversation_as_its_template_writes_it():
-    """Otherwise the model would read turns without headers, or with two ends of turn."""
+    """Otherwise the model would read turns without headers, or with two end-of-turn tokens."""
     policy = tiny_policy(chat=True)
     turns = [{"role": "user", "content": "w5"}, {"role": "assistant", "content": "w7 w8"},
              {"role": "user", "content": "w9 w10"}]
-    # the toy template marks every message with w0, and where the assistant goes on with w1
+    # the toy template puts w0 before every message, and w1 where the assistant continues
     whole = policy.encode(turns)
     after_turn = len(policy.encode(turns[:1])) + len(["w7", "w8", "<eos>"])
-    assert whole[after_turn - 1] == EOS  # the turn's end, which is the policy's own token
+    assert whole[after_turn - 1] == EOS  # the end of the turn, which the policy drew
     assert policy.encode_observation("w9 w10") == whole[after_turn:]

@@ -1,4 +1,4 @@
-"""ALFWorld: the score of a step, the prompt, and whole games with a scripted simulator.
+"""ALFWorld: the score of a step, the prompt, and whole games with a simulator of our own.
 
 Usage: python -m pytest -q tests/test_eval_alfworld.py. Recorded verdicts: test_eval_harness.py.
 """
@@ -32,7 +32,7 @@ def test_prompt_shows_the_past_and_the_options_but_not_the_answer():
 
 
 class Simulator:
-    """In place of a running game, which `win` wins."""
+    """Stand in for a running game that the command `win` wins."""
 
     def reset(self):
         return {"won": False, "feedback": "", "admissible_commands": []}
@@ -48,7 +48,7 @@ class Simulator:
     ([r"\boxed{look}", r"\boxed{Win}", "no more"], True, ["look", "win"]),
     ([r"\boxed{look}"] * 60, False, ["look"] * 50), (["look", None], False, ["look"])])
 def test_a_game_is_played_until_it_is_won_or_too_long(monkeypatch, replies, won, commands):
-    """Otherwise a game that was won would count as lost, or never end."""
+    """Otherwise a game that was won would count as lost, or a game would never end."""
     monkeypatch.setattr(alfworld, "_simulator", lambda: lambda path: Simulator())
     monkeypatch.setattr(alfworld, "game_file", lambda folder, game: game)
     left = iter(replies)

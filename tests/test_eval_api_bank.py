@@ -1,4 +1,4 @@
-"""API-Bank: what no recorded verdict holds. Those, and hostile text: test_eval_harness.py.
+"""API-Bank: cases that no recorded verdict covers. Those and hostile text: test_eval_harness.py.
 
 Usage: python -m pytest -q tests/test_eval_api_bank.py
 """
@@ -14,13 +14,13 @@ CALL = json.dumps(GOLD)
 
 @pytest.mark.parametrize("text, ok", [
     (f"<think>x</think>\n<tool_call>\n{CALL}\n</tool_call>", True), (CALL, True),
-    # the last opening tag counts; in its block any line, and those that are not JSON are dropped
+    # the last opening tag counts; in its block lines that are not JSON are dropped
     (f"I write <tool_call> now\n<tool_call>\n{{oops\n{CALL}\n</tool_call>\nbye", True),
     (f"<tool_call>\n{CALL}\n</tool_call> I used <tool_call>", False),
     # JSON that is not a container ends the scan
     (f"42\n{CALL}", False), (CALL.replace("t1", " t1"), False)])
 def test_toolrl_rule(text, ok):
-    """Otherwise right calls would earn nothing."""
+    """Otherwise right calls would earn nothing, or wrong ones would pass."""
     verdict = api_bank.score({"gold": GOLD}, text)
     assert verdict.ok == ok, verdict.reason
 
@@ -28,14 +28,14 @@ def test_toolrl_rule(text, ok):
 @pytest.mark.parametrize("name, parameters, arguments, ok", [
     ("Geocode", {"n": 2, "x": 1.5, "on": True, "l": ["a"]}, "n='2', x='1.50', on='True', l=['a']",
      True),
-    ("Geocode", {"n": 2}, "n='+2'", False),  # no digit
+    ("Geocode", {"n": 2}, "n='+2'", False),  # "+" is not a digit
     # the last ")]" of the line ends the call
     ("AddScene", {"name": "a", "on": True}, "name='a')] or [AddScene(on='True'", True),
-    # a check that never passes; an account that exists already
+    # a check that never passes; an account that already exists
     ("DeleteMeeting", {"time": "t"}, "time='t'", False),
     ("RegisterUser", {"username": "foo"}, "username='foo'", False)])
 def test_damo_rule(name, parameters, arguments, ok):
-    """Otherwise the official check's own quirks would be missing, and the score be another one."""
+    """Otherwise the score would lack the official check's quirks and differ from it."""
     declared = {key: type(value).__name__ for key, value in parameters.items()}
     record = {"gold": {"name": name, "parameters": parameters}, "parameters": declared,
               "accounts": {"foo"}}

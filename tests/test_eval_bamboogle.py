@@ -1,4 +1,4 @@
-"""Bamboogle: where the answer is. Recorded verdicts hold the metrics: test_eval_harness.py.
+"""Bamboogle: where the answer is. Recorded verdicts cover the metrics: test_eval_harness.py.
 
 Usage: python -m pytest -q tests/test_eval_bamboogle.py
 """
@@ -15,7 +15,7 @@ def test_the_first_response_is_the_answer():
 
 
 def test_searchr1_wants_two_answers_in_a_transcript_and_takes_the_last():
-    """Otherwise the example in its prompt would be taken for the answer."""
+    """Otherwise the example in the prompt would be taken for the answer."""
     text = "<answer>A</answer> x <answer> B </answer>"
     assert bamboogle.extract_searchr1(text) == "B"
     assert bamboogle.extract_searchr1(text[:18]) is None

@@ -6,7 +6,7 @@ from test_eval_harness import TURNS, tiny_bfcl
 
 
 def record(properties, answer, required=(), category="simple_python", name="f"):
-    """A single-call record from {argument: type or document} and {argument: listed values}."""
+    """Make a single-call record from {argument: type or document} and {argument: listed values}."""
     documents = {k: {"type": v} if isinstance(v, str) else v for k, v in properties.items()}
     return {"id": "x", "category": category, "ground_truth": [{name: answer}],
             "question": [[{"role": "user", "content": "?"}]],
@@ -19,7 +19,7 @@ def passes(rec, text):
 
 
 def accepted(kind, listed, texts):
-    """Those of the texts that pass as the value of one argument of a type."""
+    """Return the texts that pass as the value of one argument of a type."""
     rec = record({"a": kind}, {"a": listed})
     return [text for text in texts if passes(rec, f"[f(a={text})]")]
 
@@ -30,7 +30,7 @@ def accepted(kind, listed, texts):
 @pytest.mark.parametrize("text, calls", [
     ("```\nf(a=1), g()\n```", [("f", {"a": 1}), ("g", {})]),
     ("[m.n.f(1, a=2)]", [("m.n.f", {"a": 2})]),  # positional arguments dropped
-    ("[f(a=true, b=2+3*4, c=+5)]", [("f", {"a": "true", "b": 14, "c": -5})]),  # any sign: a minus
+    ("[f(a=true, b=2+3*4, c=+5)]", [("f", {"a": "true", "b": 14, "c": -5})]),  # +5 is read as -5
     ("[f(a=g(1), b=g(c=1), d=x[0], e=...)]",
      [("f", {"a": "g(1)", "b": {"g": {"c": 1}}, "d": "x[0]", "e": "..."})])])
 def test_decode(text, calls):
@@ -49,7 +49,7 @@ def test_undecodable(text):
 
 
 def test_reasoning_before_the_answer_is_neither_a_call_nor_in_the_way_of_one():
-    """Otherwise right calls after a thought would earn nothing, and wrong ones pass as refusals."""
+    """Otherwise right calls after a thought would earn nothing, or calls within it would count."""
     block = '<tool_call>\n{"name": "f", "arguments": {"a": 1}}\n</tool_call>'
     for thought in ("<think>\n\n</think>\n\n", "[f(a=2)]</think>",
                     f"<think>{block}</think>\n<think>or [f(a=2)]?</think>\n"):
@@ -73,13 +73,13 @@ def test_rule_1_number_and_choice_of_calls():
 
 
 def test_rule_2_names_and_presence():
-    """Otherwise calls with arguments of their own invention would pass."""
+    """Otherwise calls with invented or missing arguments would pass."""
     rec = record({"a": "integer", "b": "string", "c": "integer"},
                  {"a": [1], "b": ["x", ""], "d": [2, ""]}, ["a"], name="m.f")
     assert passes(rec, "[m.f(b='x', a=1)]")
     for text in ("[M.f(a=1)]", "[m.f(b='x')]", "[m.f(a=1, c=2)]", "[m.f(a=1, d=2)]"):
         assert not passes(rec, text), text
-    # an answer argument that does not list "" must be given, required or not
+    # an argument whose listed values lack "" must be given, required or not
     assert not passes(record({"a": "integer"}, {"a": [1]}), "[f()]")
 
 
@@ -96,18 +96,18 @@ TWO = [[{"k": [1]}, {"k": [2]}]]
     (ARRAY, [[1, 2]], ["[1, 2]"], ["(1, 2)", "[1, '2']", "[True, 2]"]),
     # rule 5: a value of the answer's own type is compared as it is
     ("string", [5, "Ab"], ["5", "'Ab'"], ["'ab'"]),
-    # rule 6: texts without case, blanks and some marks; lists in order; dictionaries by key
+    # rule 6: texts ignore case, blanks and some marks; lists go by order, dictionaries by key
     ("string", ["New York, NY"], ["'New-York/NY.'"], ["'New York: NY'", "'York'"]),
     (TEXTS, [["A b", "c"]], ["['ab', 'C']"], ["['c', 'ab']"]),
     ("dict", [{"k": ["A b"], "n": [1, ""]}], ["{'k': 'ab'}"], ["{'n': 1}", "{'k': 'ab', 'z': 1}"]),
     (DICTS, TWO, ["[{'k': 1}, {'k': 2}]"], ["[{'k': 2}, {'k': 1}]", "[{'k': 1}]"])])
 def test_rules_3_to_6_types_and_values(kind, listed, right, wrong):
-    """Otherwise values would be equal that the official checker tells apart, or the reverse."""
+    """Otherwise values that the official checker tells apart would be equal, or the reverse."""
     assert accepted(kind, listed, right + wrong) == right
 
 
 def test_rule_7_relevance():
-    """Otherwise a refusal would count as a call."""
+    """Otherwise a refusal would count as a call, or a call as a refusal."""
     rec = record({}, {}, category="irrelevance")
     for text, called in (("No function fits.", False), ("[]", False), ("g()", True)):
         assert passes(rec, text) != called
@@ -128,27 +128,27 @@ def turn(tmp_path):
 
 
 @pytest.mark.parametrize("calls, ok", [
-    # a default spelled out; reading more; a call that must fail; moving after the last call
+    # a default spelled out; extra reads; calls that must fail; a move after the last call
     ((CD, "pwd()", "cat(file_name='a.txt', lines=10)", TOUCH), True),
     ((CD, "nothing(x=1)", "rm(file_name='unheard')", "rm()", CAT, TOUCH, "cd(folder='..')"), True),
-    # a change repeated, now or from an earlier turn, where that has no effect
+    # a change of this or an earlier turn repeated without effect
     (("touch(file_name='old')", CD, CAT, TOUCH, TOUCH), True),
-    # missing, in the wrong place, wrong value, unexpected change
+    # a missing call, the wrong place, a wrong value, an unexpected change, too many calls
     ((CD, TOUCH), False), ((CAT, CD, TOUCH), False),
     ((CD, CAT, "touch(file_name='c')"), False), ((CD, CAT, "rm(file_name='a.txt')", TOUCH), False),
     ((CD, CAT, TOUCH, *["pwd()"] * 200), False)])
 def test_turn_rule(calls, ok, turn):
-    """Otherwise turns would be scored differently than by the simulator."""
+    """Otherwise turns would be scored differently from the simulator's verdict."""
     assert bfcl.score(turn, "[" + ", ".join(calls) + "]").ok == ok
 
 
 def test_the_steps_of_a_turn_count_together(turn):
-    """Otherwise only the first step of an answer in several steps would count."""
+    """Otherwise an answer in several steps would not count as a whole."""
     assert bfcl.score(turn, [f"[{CD}]", "Reading.", f"[{CAT}, {TOUCH}]"]).ok
 
 
 def test_safe_call_lets_plain_data_through_only():
-    """Otherwise model text would run, as the executor evaluates what it is given."""
+    """Otherwise model text would run, because the executor evaluates what it is given."""
     names = {"cat"}
     assert bfcl.safe_call(("cat", {"a": [1, {"b": "x('y')"}], "c": None}), names) \
         == "cat(a=[1, {'b': \"x('y')\"}], c=None)"

@@ -1,8 +1,7 @@
-"""The command line of eval/: responses of every kind, bad input, resuming, recorded verdicts, base
-tasks.
+"""The command line of eval/: responses, bad input, resuming, recorded verdicts, base tasks.
 
-A tiny data set of all five benchmarks is written by the tests (one to three records each). What
-needs the real data is marked `needs_data`.
+The tests write a tiny data set of all five benchmarks. Tests that need the real data are marked
+`needs_data`.
 """
 
 import csv
@@ -36,13 +35,13 @@ def lines(*rows):
 
 
 def write(path, text):
-    """Write a file and the folders above it."""
+    """Write a file, and create the folders above it."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text)
 
 
 def tiny_alfworld(folder):
-    """Two games of four steps; the prompts of the first are longer."""
+    """Write two games of four steps; the prompts of the first are longer."""
     plan = ["go to desk 1", "take pen 1 from desk 1", "go to shelf 1", "move pen 1 to shelf 1"]
     steps = [{"admissible": ["look", act], "action": act, "obs": f"Did {act}."} for act in plan]
     for part, place in (("valid_seen", "You are in a long hall."), ("valid_unseen", "A room.")):
@@ -59,7 +58,7 @@ def tiny_api_bank(folder):
         write(folder / "toolrl" / f"level-{level}-api_processed.json", json.dumps([row]))
 
 
-# functions of the file system with their arguments; the calls of two turns
+# functions of the file system and their arguments; the calls of two turns
 FUNCTIONS = {"cd": ["folder"], "touch": ["file_name"], "cat": ["file_name"], "rm": ["file_name"],
              "pwd": []}
 TURNS = (["touch(file_name='old')"],
@@ -67,7 +66,7 @@ TURNS = (["touch(file_name='old')"],
 
 
 def tiny_bfcl(folder):
-    """A conversation of two turns, which test_eval_bfcl.py scores too."""
+    """Write a conversation of two turns, which test_eval_bfcl.py scores too."""
     docs = [{"name": name, "parameters": {
         "properties": dict.fromkeys(arguments, {"type": "string"}) | {
             "lines": {"type": "integer", "default": 10}}, "required": arguments}}
@@ -111,8 +110,10 @@ TABLES = {
 
 
 def tiny_travelplanner(folder, **train):
-    """Tables in the official layout (test_eval_travelplanner.py uses them too) and a query per
-    part."""
+    """Write tables in the official layout and a query per part; `train` changes the training query.
+
+    test_eval_travelplanner.py uses them too.
+    """
     for name, text in TABLES.items():
         write(folder / "database" / name, text)
     names = ("A", "B", "C", "D", "Museum", "Zoo (old)")
@@ -135,19 +136,19 @@ RIGHT = {
 
 @pytest.fixture
 def data(tmp_path):
-    """A folder with the five tiny data sets."""
+    """Write the five tiny data sets, and return their folder."""
     for bench in harness.BENCHES:
         globals()[f"tiny_{bench}"](tmp_path / "data" / bench)
     return tmp_path / "data"
 
 
 def records(data, bench):
-    """The records of a benchmark below a data folder."""
+    """Return the records of a benchmark in a data folder."""
     return load_records(harness.MODULES[bench], data)
 
 
 def right_file(data, bench):
-    """Right responses to all records of a benchmark, in a file."""
+    """Write right responses to all records of a benchmark, and return the file."""
     rows = [{"id": r["id"], "response": RIGHT[bench](r)} for r in records(data, bench)]
     path = data / "responses" / f"{bench}.jsonl"
     write(path, lines(*rows))
@@ -155,23 +156,22 @@ def right_file(data, bench):
 
 
 def command(*argv) -> int:
-    """The exit code of a command."""
+    """Run a command, and return its exit code."""
     return harness.main([str(a) for a in argv])
 
 
 def summaries(folder) -> dict:
-    """{benchmark: summary} of the results in a folder."""
-    found = [json.loads(path.read_text()) for path in folder.glob("*.json")]
-    return {summary["benchmark"]: summary for summary in found}
+    """Return {benchmark: summary} of the results in a folder."""
+    results = [json.loads(path.read_text()) for path in folder.glob("*.json")]
+    return {summary["benchmark"]: summary for summary in results}
 
 
 # ---------------------------------------------------------------------------------------------
-# scoring responses made elsewhere
+# scoring given responses
 
 
 def test_right_responses_earn_their_scores_and_missing_ones_nothing(data, tmp_path):
-    """Otherwise a score would be another one than the benchmark's, or missing responses would raise
-    it."""
+    """Otherwise a score would differ from the benchmark's, or missing responses would raise it."""
     for bench in harness.BENCHES:
         path = right_file(data, bench)
     steps = path.parent / "alfworld.jsonl"
@@ -196,12 +196,12 @@ HOSTILE = [
     "<tool_call>\n" * 80_000,
     "\\boxed{" * 140_000,
     "<action>" * 120_000,
-    # what would take all memory or time if it were computed
+    # would take all memory or time if computed
     "[f(a=9**9**9**9)]",
     "[f(a='x'*10**12)]",
     "[cat(file_name='b', lines=0x" + "f" * 40_000 + ")]",
     "[f(a=" + "1+" * 10_000 + "1)]",
-    # JSON of another form
+    # JSON of the wrong form
     "null",
     json.dumps([{"days": 1, "current_city": ["a"]}] * 3),
 ]
@@ -211,8 +211,7 @@ TRAPS = [text.replace("CODE", "__import__('os').system('touch MADE')") for text 
 
 @pytest.mark.parametrize("bench", harness.BENCHES)
 def test_hostile_responses_never_crash_take_long_pass_or_execute(bench, data, tmp_path):
-    """Otherwise one response would end an evaluation, hold it up, earn a score or run as a
-    program."""
+    """Otherwise one response would end an evaluation, hold it up, earn a score or run as code."""
     module, made = harness.MODULES[bench], tmp_path / "made-by-model-text"
     record = records(data, bench)[0]
     for text in [*HOSTILE, *(trap.replace("MADE", str(made)) for trap in TRAPS)]:
@@ -224,14 +223,14 @@ def test_hostile_responses_never_crash_take_long_pass_or_execute(bench, data, tm
 
 
 def test_bad_input_is_one_line(data, capsys):
-    """Otherwise a missing or torn file would be a traceback."""
+    """Otherwise a missing or incomplete file would end in a traceback."""
     torn = right_file(data, "bamboogle")
     torn.write_text(torn.read_text()[:-5])
     write(data / "bad" / "bamboogle" / "bamboogle.json", '[{"Question": "Who?"}]')
-    for folder, options, named in ((data, (), "--responses"),
+    for folder, options, word in ((data, (), "--responses"),
                                    (data, ("--responses", torn), torn.name),
                                    (data / "bad", ("--responses", torn), "Answer")):
-        one_line(capsys, command("bamboogle", "--data", folder, *options), named)
+        one_line(capsys, command("bamboogle", "--data", folder, *options), word)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -239,7 +238,7 @@ def test_bad_input_is_one_line(data, capsys):
 
 
 class Scripted:
-    """In place of policy.Policy: one token per character, right answers to alfworld's prompts."""
+    """Stand in for policy.Policy: one token per character, right answers to ALFWorld's prompts."""
     lm = SimpleNamespace(config=SimpleNamespace(max_position_embeddings=6_000))
     encode = staticmethod(lambda messages: messages[-1]["content"])
     decode = staticmethod(str)
@@ -255,7 +254,7 @@ class Scripted:
         limit = "too many tokens" if max_new_tokens < 9 else ""
         rollouts = []
         for i, prompt in enumerate(prompts):
-            # the expert's command is the last one of those that can be given
+            # the expert's command is the last of the admissible ones
             text = f"\\boxed{{{prompt.splitlines()[-3]}}}"
             rollouts.append(Rollout(i, prompt, text[:max_new_tokens], [], limit))
         return rollouts
@@ -263,7 +262,7 @@ class Scripted:
 
 @pytest.fixture
 def evaluated(data, tmp_path, monkeypatch):
-    """(exit code, summary or None, model) of alfworld with a scripted model."""
+    """Yield a function that evaluates a scripted model: (exit code, summary or None, model)."""
     def evaluate(*options, stop_after=9):
         policy = Scripted(stop_after)
         monkeypatch.setattr(harness, "load_policy", lambda args: policy)
@@ -274,7 +273,7 @@ def evaluated(data, tmp_path, monkeypatch):
 
 
 def test_long_prompts_and_cut_responses_fail_and_are_counted(evaluated):
-    """Otherwise a limit would lower a score and nothing would show why."""
+    """Otherwise a limit would lower a score silently."""
     code, summary, policy = evaluated("--max-prompt", 300, "--max-new", 4)
     assert code == 0 and summary["score"] == 0.0
     assert summary["cut_or_missing"] == len(policy.asked) == 8 - summary["prompts_too_long"] < 8
@@ -282,11 +281,11 @@ def test_long_prompts_and_cut_responses_fail_and_are_counted(evaluated):
 
 
 def test_an_interrupted_run_continues_where_it_stopped(evaluated, data, tmp_path):
-    """Otherwise a stop would cost all responses so far, or leave one out."""
+    """Otherwise an interruption would lose all responses so far, or leave one out."""
     code, summary, _ = evaluated(stop_after=6)
     path, = tmp_path.glob("*.jsonl")
     assert code == 130 and summary is None and len(read_jsonl(path)) == 6
-    path.write_text(path.read_text() + '{"id": "valid_s')  # a kill in the middle of a write
+    path.write_text(path.read_text() + '{"id": "valid_s')  # as if killed in the middle of a write
     code, summary, second = evaluated()
     assert code == 0 and len(second.asked) == 2 and summary["score"] == 100.0
     ids = [record["id"] for record in records(data, "alfworld")]
@@ -294,7 +293,7 @@ def test_an_interrupted_run_continues_where_it_stopped(evaluated, data, tmp_path
 
 
 def test_a_template_that_names_the_day_has_results_of_each_day(model, data, tmp_path, monkeypatch):
-    """Otherwise responses to other prompts would be taken up as if they were to these."""
+    """Otherwise a resumed evaluation would mix in responses to another day's prompts."""
     dated = shutil.copytree(model, tmp_path / "model")
     template = dated / "chat_template.jinja"
     template.write_text("{{ strftime_now('%d %B') }}" + template.read_text())
@@ -307,7 +306,7 @@ def test_a_template_that_names_the_day_has_results_of_each_day(model, data, tmp_
 
 
 def test_whole_games_are_scored_by_who_won_them(evaluated, monkeypatch):
-    """Otherwise a game whose prompts became too long would count as won, or as another split's."""
+    """Otherwise a game whose prompt is too long would count as won, or in another split."""
     def episodes(data, respond, games):
         for game, text in zip(games, respond(list(map(alfworld.prompt, games)))):
             yield {"id": game["id"], "problem": "" if text else "lost", "commands": []}
@@ -339,7 +338,7 @@ def test_a_random_chat_model_runs_all_five_and_so_does_its_adapter(model, data, 
 # recorded verdicts
 
 
-# {benchmark: how many recorded verdicts must have been decided at all}
+# {benchmark: how many recorded verdicts must be decided}
 DECIDED = {
     "alfworld": 1554, "api_bank": 2796, "bamboogle": 703, "bfcl": 2816, "travelplanner": 968}
 
@@ -347,15 +346,14 @@ DECIDED = {
 @needs_data
 @pytest.mark.parametrize("bench", harness.BENCHES)
 def test_recorded_official_verdicts_are_met(bench):
-    """Otherwise our scores would not be the official ones."""
+    """Otherwise our scores would differ from the official ones."""
     kinds = verify.agreement(bench, SHARED / "golden" / f"{bench}.jsonl", SHARED)
     assert verify.print_agreement(kinds) == 0
     assert sum(map(len, kinds.values())) == DECIDED[bench]
 
 
 def test_a_missed_rate_or_nothing_decided_is_exit_code_1():
-    """Otherwise a comparison of verdicts that fails, or decides nothing, would pass as
-    agreement."""
+    """Otherwise a comparison that fails, or decides no verdict, would pass as agreement."""
     assert verify.print_agreement({"a": [True], "damo_exec": [True] * 99 + [False]}) == 0
     for kinds in ({"a": [True], "b": [False]}, {}):
         assert verify.print_agreement(kinds) == 1
@@ -378,6 +376,6 @@ def test_evaluated_requests_are_refused_as_base_tasks(tmp_path):
 @needs_data
 @pytest.mark.parametrize("bench, count", [("travelplanner", 45), ("bfcl", 1800)])
 def test_base_tasks_and_evaluation_are_disjoint(bench, count):
-    """Otherwise a benchmark would yield no base tasks, as shared ones are refused."""
+    """Otherwise make_base would refuse a benchmark, or make too few base tasks of it."""
     tasks, _ = make_base.base_tasks(bench, SHARED)
     assert len(tasks) >= count

@@ -1,4 +1,4 @@
-"""TravelPlanner: what no recorded verdict holds, on a hand-made database; the plan parser.
+"""TravelPlanner: cases that no recorded verdict covers, on a hand-made database; the plan parser.
 
 Usage: python -m pytest -q tests/test_eval_travelplanner.py
 
@@ -16,7 +16,7 @@ from test_eval_harness import TRAVEL as QUERY, tiny_travelplanner
 
 
 def tables():
-    """The tables of test_eval_harness.py: 3 hotels, one of which lacks its type, and so on."""
+    """Return the tables of test_eval_harness.py; of its three hotels one lacks its type."""
     with tempfile.TemporaryDirectory() as folder:
         tiny_travelplanner(Path(folder))
         return tp.database(folder)
@@ -36,12 +36,12 @@ PLAN = [{"days": 1, "current_city": "from Home to Reno",
 
 
 def judge(plan=PLAN, fixed=False, **changes):
-    """The verdict on a plan for QUERY with some fields changed."""
+    """Return the verdict on a plan for QUERY with some fields of the query changed."""
     return tp.judge({**QUERY, "fixed": fixed, **changes}, plan, DB)
 
 
 def changed(**fields):
-    """PLAN with some fields changed: breakfast_2="..." is the breakfast of day 2."""
+    """Return PLAN with some fields changed: breakfast_2="..." is the breakfast of day 2."""
     plan = copy.deepcopy(PLAN)
     for name, value in fields.items():
         key, number = name.rsplit("_", 1)
@@ -50,14 +50,14 @@ def changed(**fields):
 
 
 def failed(verdict) -> set:
-    """The names of the checks that failed."""
+    """Return the names of the checks that failed."""
     assert verdict["crash"] is None
     checks = {**verdict["commonsense"], **(verdict["hard"] or {})}
     return {name for name, reason in checks.items() if reason}
 
 
 def wishes(**values):
-    """A local constraint with some wishes."""
+    """Return a local constraint with some wishes."""
     return {"local_constraint": {**QUERY["local_constraint"], **values}}
 
 
@@ -65,7 +65,7 @@ def test_a_good_plan_passes_and_costs_what_it_should():
     """Otherwise every other test here would change a plan that fails anyway."""
     verdict = judge()
     assert verdict["final_pass"] and failed(verdict) == set()
-    # flights 70 + 30 and meals 10 + 20 + 5 + 8 + 9 for three, two rooms for two nights
+    # for three people: flights 70 + 30, meals 10 + 20 + 5 + 8 + 9, two rooms for two nights
     assert verdict["total_cost"] == 3 * (100 + 52) + 2 * 2 * 100
 
 
@@ -76,41 +76,41 @@ ABSENT, NIGHTS = "is_not_absent", "is_valid_accommodation"
 
 
 @pytest.mark.parametrize("names, fields", [
-    # Reno, Elko, Elko: a single entry
+    # of the stops Reno, Elko, Elko, Reno has a single entry
     ({ROUTE, CITY, ABSENT}, {"current_city_2": "Elko", "current_city_3": "from Elko to Home"}),
-    # a tour that never leaves: home is not compared on a day without "from", but meals are due
+    # a stay throughout: without "from" the home city is not compared, but meals are due
     ({ABSENT}, {"current_city_1": "Reno", "current_city_3": "Reno"}),
     (set(), {"dinner_2": "Red Door, Reno "}),  # the raw texts differ
     ({NIGHTS}, {"accommodation_1": "Long Stay, Reno", "accommodation_2": "Long Stay, Reno"}),
-    # a name that fits two hotels is not held against the plan, though a night is too short for both
+    # a name that fits two hotels passes, although one night is too short for both
     (set(), {"accommodation_1": "o, Reno", "accommodation_2": "Lo, Reno"}),
     (set(), {"breakfast_3": "Inn, Home"})])  # an inn of the same name in another city
 def test_commonsense_rules(names, fields):
-    """Otherwise plans would pass that the official evaluator fails, or the reverse."""
+    """Otherwise plans that the official evaluator fails would pass, or the reverse."""
     assert failed(judge(changed(**fields))) == names
 
 
 def test_both_versions_of_the_within_city_rule():
     """Otherwise the figure of one version would appear under the other's name."""
-    # every letter of "Reno" occurs: only the repaired rule notices the other city
+    # every letter of "Reno" occurs, so only the repaired rule notices the other city
     plan = changed(lunch_2="Mum, Home", accommodation_2="Loft, Otto", transportation_2="R, n, o, e")
     old, fixed = judge(plan)["commonsense"], judge(plan, fixed=True)["commonsense"]
     assert not old[CITY] and fixed[CITY]
-    # an empty city has no last letter, which only the old rule asks for
+    # an empty city has no last letter; only the old rule looks at it
     empty = changed(current_city_2="", breakfast_2="-", lunch_2="-", dinner_2="-", attraction_2="-")
     assert judge(empty)["crash"].startswith("commonsense: IndexError")
     assert judge(empty, fixed=True)["crash"] is None
 
 
 def test_completeness_counts_all_keys_but_divides_by_six():
-    """Otherwise plans would pass as complete that the official evaluator finds half empty."""
+    """Otherwise plans that the official evaluator finds half empty would pass as complete."""
     base = {"current_city": "from Home to Home", "transportation": "Bus", "breakfast": "-",
             "lunch": "-", "dinner": "-", "attraction": "-", "accommodation": "x"}
     query = {**QUERY, "days": 1, "visiting_city_number": 0}
     assert not tp.complete(query, [base], DB)  # 3 of 6
     assert tp.complete(query, [{**base, "accommodation": "-"}], DB)
     assert not tp.complete(query, [{**base, "accommodation": "-", "note": "x"}], DB)
-    # "to " alone asks for transportation on a stay day, as in "Sacramento (California)"
+    # the letters "to " in "Sacramento (California)" make a day of stay ask for transportation
     assert "travel" in tp._gap(QUERY, 2, {**PLAN[1], "current_city": "Sacramento (California)"})
 
 
@@ -119,7 +119,7 @@ def test_completeness_counts_all_keys_but_divides_by_six():
     (changed(transportation_1="flight number: F1, from Home to Reno"), "IndexError"),
     (changed(transportation_2="Flight Number: Reno"), "ValueError")])
 def test_crashes_of_the_official_evaluator_are_failures(plan, crash):
-    """Otherwise one odd plan would end the evaluation, or pass it."""
+    """Otherwise one odd plan would end the evaluation, or pass."""
     verdict = judge(plan)
     assert verdict["crash"].startswith(f"commonsense: {crash}")
     assert verdict["delivered"] and not verdict["final_pass"] and verdict["commonsense"] is None
@@ -163,26 +163,26 @@ def test_plans_are_read_from_many_forms(text):
 
 @pytest.mark.parametrize("text", ["No.", "[{}]", "[1, 2]", '"[]"', DUMP[:-5], "[{'a': open('x')}]"])
 def test_other_texts_hold_no_plan(text):
-    """Otherwise they would count as delivered."""
+    """Otherwise texts without a plan would count as delivered plans."""
     assert tp.parse_plan(text) is None
 
 
 # ------------------------------------------------------------------- a data folder on disk
 
 def test_base_task_and_score_on_disk(tmp_path):
-    """Otherwise a base task could not be solved as its plan solves it, or the score would not be
-    the mean of four rates."""
+    """Otherwise a base task would lack what its reference plan names, or the score would not be the
+    mean of four rates."""
     tiny_travelplanner(tmp_path, annotated_plan=[{}, PLAN + [{}]])
     (train,), (test,) = tp.load(tmp_path, "train"), tp.load(tmp_path)
     task = tp.base_task(train)
     assert json.loads(task["reference"]) == PLAN
-    # cut tables keep what the reference plan names
+    # shortened tables keep what the reference plan names
     assert "\nMuseum\nZoo (old)\nA\nB\n" in task["task"] + "\n"
     right = tp.score({**test, **wishes(cuisine=["Indian"])}, DUMP)
-    # breaks one rule of eight
+    # this plan breaks one rule of eight
     repeated = tp.score(test, json.dumps(changed(dinner_2="Red Door, Reno")))
     assert right.ok and right.score == 1 and repeated.score == (7 / 8 + 0 + 1 + 1) / 4
-    # commonsense micro and macro, hard macro; hard micro pools 2 + 1 of 2 + 1 + 1 checks
+    # shares: commonsense micro and macro, hard macro; hard micro pools 2 + 1 of 2 + 1 + 1 checks
     shares = (15 / 8 + 1 + 2) / 3
     rate = tp.overall([right, repeated, tp.score(test, "no plan")])
     assert rate == pytest.approx(25 * (shares + 3 / 4))

@@ -1,4 +1,4 @@
-"""Experiments: statistics by hand, and a tiny real suite that goes on where it stopped.
+"""Experiments: statistics by hand, and a tiny real suite that continues where it stopped.
 
 Run: python -m pytest tests/test_experiments.py -q
 """
@@ -15,7 +15,7 @@ TINY = ["--epochs", "1", "--steps", "1", "--seed-tasks", "2", "--variations", "2
 
 
 class Here:
-    """In place of subprocess.Popen: the run takes place in this process."""
+    """Stand in for subprocess.Popen: make the run in this process."""
 
     def __init__(self, command, stdout, **rest):
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stdout):
@@ -26,7 +26,7 @@ class Here:
 
 
 def test_a_suite_goes_on_where_it_stopped(tmp_path, monkeypatch, small_ladder):
-    """Otherwise a finished run would be made again, or one with other settings would count."""
+    """Otherwise a finished run would be made again, or a run with other settings would count."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(experiments.subprocess, "Popen", Here)
     monkeypatch.setitem(experiments.BASES, "ladder", ["--model", small_ladder])
@@ -40,7 +40,7 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, monkeypatch, small_ladder):
 
 
 def curve(values, seconds):
-    """The records of a run: epoch 0, then one for each value, its tools all alike."""
+    """Return the records of a run, one per value from epoch 0 on; its tools are all alike."""
     records = []
     for epoch, value in enumerate(values):
         by_tool = {"tri": value, "drop": value}
@@ -54,27 +54,26 @@ OURS, OTHER = curve([0, .2, .4, .6, .8], 2), curve([0, .1, .2, .3, .4], 1)
 
 
 def test_interval_by_hand():
-    """Otherwise EXPERIMENTS would report other intervals."""
+    """Otherwise EXPERIMENTS would report wrong intervals."""
     # n = 3: mean 2, s = 1, t = 4.303
     assert interval([1, None, 2, 3]) == "+2.000 (-0.484 to +4.484)"
     assert interval([None]) == "-"
 
 
 def test_the_tables_of_the_cross_by_hand():
-    """Otherwise a table would hold other means than it says, compare runs of unequal cost, or fail
-    on a cell without seeds."""
+    """Otherwise a table would report wrong means, or compare runs of unequal cost."""
     runs = [("genenv, share 1", 0, OURS), ("random, share 1", 0, OTHER),
             ("random, share 1", 1, OTHER)]
     records = [dict(name=name, seed=seed, metrics=metrics) for name, seed, metrics in runs]
     text = experiments.table_of("cross", records)
-    # held out: of all tools, tri and the others, the mean of four validations
+    # held out: the mean of four validations, of all tools, of tri and of the others
     cell = "0.500 | 0.500 | 0.500"
-    # of epochs 3 and 4: alpha, success, mixed groups, and these of those possible, .3 of .982549
+    # epochs 3 and 4: alpha, success, mixed groups, and their share of those possible: .3 of .982549
     # (1 - .6^8 - .4^8) and .4 of .832226 (1 - .8^8 - .2^8)
     rest = "0.500 | 0.700 | 0.350 | 0.393 | 0.167 |"
     assert f"| genenv, share 1 | 1 | {cell} | {rest}" in text
     difference = "+0.250 | +0.250 | +0.250 |"
     assert f"| genenv, share 1 - random, share 1 | 1 | {difference}" in text
-    # at half of its time, between epochs 1 and 2: .15, the means of 0 and .2 and of 0, .2 and .4
+    # at half of its time, between epochs 1 and 2: .15, from the means of 0, .2 and of 0, .2, .4
     difference = "-0.100 | -0.100 | -0.100 |"
     assert f"| genenv, share 1 - random, share 1 | 2.00 | {difference}" in text

@@ -1,4 +1,4 @@
-"""Export for veRL: every task, and a reward function that gives Eq. 1 again.
+"""Export for veRL: every task, and a reward function that reproduces Eq. 1.
 
 Run: python -m pytest tests/test_export.py -q
 """
@@ -20,7 +20,8 @@ TOOLS = ["--world", "tool_calls", "--model", "m", *EXAMPLE_LIST]
 @pytest.mark.parametrize("argv, source", [(["--world", "ladder"], "genenv/ladder"),
                                           (TOOLS, "genenv/tool_calls")])
 def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path, capsys):
-    """Otherwise another trainer would train on other tasks, or by other rewards."""
+    """Otherwise another trainer would train on other tasks or rewards, or an export would overwrite
+    a file of the run."""
     o = parse_options(argv)
     world = load_world(o.world)(o)
     (tmp_path / "config.json").write_text(json.dumps(dataclasses.asdict(o)))
@@ -30,7 +31,7 @@ def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path, cap
     pool.add(written, [Trace("text", 1.0, True, False, 3)], 0.5, 1)
     pool.save()
     assert genenv.main(["export", str(tmp_path)]) == 0
-    # given again it replaces its own file, and nothing else
+    # a second export replaces its own file, and nothing else
     assert genenv.main(["export", str(tmp_path)]) == 0
     export_there = ["export", str(tmp_path), "--out", str(tmp_path / "config.json")]
     one_line(capsys, genenv.main(export_there), "would be lost")

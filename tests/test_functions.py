@@ -1,5 +1,4 @@
-"""The tool-call world with a list of tools: which ones the simulator is shown, what it may write,
-its warm start.
+"""The tool-call world with a list of tools: what the simulator sees and may write; warm start.
 
     python -m pytest -q tests/test_functions.py
 """
@@ -25,7 +24,7 @@ def lamp(n, name):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """A world with a list of eight tools, examples of three of them and a question."""
+    """Return a world with a list of eight tools, examples of three of them and a question."""
     folder = tmp_path_factory.mktemp("list")
     examples = [lamp(n, NAMES[n % 3]) for n in range(30, 54)]
     tools = lines(folder / "tools.jsonl", [tool(name, lamp=WHOLE) for name in NAMES])
@@ -38,7 +37,7 @@ def names_of(specs):
 
 
 def test_a_seed_task_is_shown_six_tools_of_the_list(world):
-    """Otherwise the simulator would write for the tools of the examples only."""
+    """Otherwise the simulator would write tasks only for the tools of the examples."""
     generator, seen = torch.Generator().manual_seed(0), Counter()
     example, *_, last = world.base_tasks()
     for _ in range(100):
@@ -71,8 +70,8 @@ def test_a_written_task_offers_the_tools_that_its_simulator_was_shown(world):
 
 
 def test_a_written_copy_of_any_base_task_is_refused(world):
-    """Otherwise a small simulator, which writes such copies first, would teach nothing new."""
-    assert not any(map(world.leaks, world.base_tasks()))  # they may stay
+    """Otherwise a small simulator, which begins by writing such copies, would teach nothing new."""
+    assert not any(map(world.leaks, world.base_tasks()))  # base tasks themselves may stay
     shown, copied, *_ = world.base_tasks()
     seed = world.seed_for(shown, torch.Generator().manual_seed(0))
     seed.spec["shown"] = list(world.tools.values())[:6]
@@ -87,7 +86,7 @@ def test_a_written_copy_of_any_base_task_is_refused(world):
 
 
 def test_a_warm_start_imitates_only_tasks_that_a_run_would_take(world, monkeypatch):
-    """Otherwise the simulator would learn to write what every run refuses."""
+    """Otherwise the simulator would learn to write tasks that every run refuses."""
     pairs = world.warm_start_pairs(1)
     assert pairs != world.warm_start_pairs(0) == world.warm_start_pairs(0)
     monkeypatch.setattr(world, "env_prompt", lambda seed, *_: seed)

@@ -1,4 +1,4 @@
-"""GRPO: the objective against plain arithmetic, and the update against what Eq. 4 says it must do.
+"""GRPO: the objective against plain arithmetic, and the update against Eq. 4.
 
     python -m pytest tests/test_grpo.py -q
 """
@@ -17,17 +17,17 @@ from helpers import (WORDS, clear, equal_bits, gradients, naive_row, nearly_equa
                      rollouts_of, tiny_policy, train_agent)
 from support.options import Options
 
-# prompts and lengths differ, only G is equal; 44 response tokens
+# prompts and lengths differ, G does not; 44 response tokens
 GROUPS = random_groups([(5, [4, 1, 7]), (2, [3, 3, 2]), (9, [2, 6, 5]), (1, [2, 8, 1])])
 REWARDS = torch.tensor([[1., 0, 0], [0, 1, 1], [1, 0, 1], [0, 1, 0]])
-# as in an episode, some tokens are the world's
+# as in an episode, some tokens come from the world
 DRAWN = [[[t % 3 != 1 for t in range(len(r))] for r in responses] for _, responses in GROUPS]
-# what an update without a step does not measure
+# figures that an update without a step does not measure
 UNKNOWN = dict.fromkeys(("kl", "clip_fraction", "grad_norm", "mismatch", "mismatch_max"))
 
 
 def update(policy, groups=GROUPS, rewards=REWARDS, grad_clip=1e9, **options):
-    """(statistics, gradient of the agent) of one grpo_update; nothing is moved."""
+    """Return (statistics, gradient of the agent) of one grpo_update that moves no weight."""
     clear(policy)
     still = policy.optimizer("agent", 0.0)
     stats = train_agent(policy, still, groups, rewards, grad_clip=grad_clip, **options)
@@ -35,19 +35,22 @@ def update(policy, groups=GROUPS, rewards=REWARDS, grad_clip=1e9, **options):
 
 
 def seeded(seed=0):
-    """A seeded generator."""
+    """Return a seeded generator."""
     return torch.Generator().manual_seed(seed)
 
 
 def table():
-    """(theta, logp of six rows): a table of three tokens, and a sample of it that holds each token
-    as often as its probability says. So a mean over the rows is an exact expectation."""
+    """Return (theta, logp of six rows): a table of three tokens, and a sample of six from it.
+
+    Each token's share of the sample is its probability, so a mean over the rows is an exact
+    expectation.
+    """
     theta = torch.tensor([1 / 6, 2 / 6, 3 / 6], dtype=torch.float64).log().requires_grad_()
     return theta, theta.log_softmax(-1)[[0, 1, 1, 2, 2, 2]]
 
 
 def slope(value, theta):
-    """The gradient of a value at theta."""
+    """Return the gradient of a value at theta."""
     return torch.autograd.grad(value, theta, retain_graph=True)[0]
 
 
@@ -56,7 +59,7 @@ def slope(value, theta):
 
 
 def test_advantages_equal_numpy():
-    """Otherwise Eq. 4's baseline or the scaling would be another one."""
+    """Otherwise the baseline of Eq. 4 or the scaling would be wrong."""
     rewards = torch.rand(6, 5, generator=seeded(), dtype=torch.float64)
     r = rewards.numpy()
     centred = r - r.mean(1, keepdims=True)
@@ -66,14 +69,13 @@ def test_advantages_equal_numpy():
 
 
 def test_signal_is_max_minus_min():
-    """Otherwise groups of equal floats would be trained on noise: std == 0 is never exactly
-    true."""
+    """Otherwise groups of equal rewards would be trained on rounding noise, which makes std > 0."""
     rewards = torch.tensor([[0.1] * 3, [0.1, 0.1, 0.1 + 1e-8], [0.1, 0.1, 0.2], [1., 0, 0]])
     assert has_signal(rewards).tolist() == [False, False, True, True]
 
 
 def test_kl_gradients_on_a_table():
-    """Otherwise token_kl's docstring would be wrong about E[grad] of k1, k2 and k3."""
+    """Otherwise the docstring of token_kl would be wrong about E[grad] of k1, k2 and k3."""
     theta, sample = table()
     logp, q = theta.log_softmax(-1), torch.tensor([0.5, 0.1, 0.4], dtype=torch.float64)
     k1, k2, k3 = (token_kl(sample, q.log()[[0, 1, 1, 2, 2, 2]], kind).mean()
@@ -88,8 +90,8 @@ def test_kl_gradients_on_a_table():
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 @pytest.mark.parametrize("kind", ["k1", "k2", "k3"])
 def test_loss_equals_plain_arithmetic(aggregation, kind):
-    """Otherwise the objective would be another one, or an episode that drew nothing would make the
-    whole step NaN: every option against numpy."""
+    """Otherwise the objective would be wrong under some option, or an episode that drew no token
+    would make the whole step NaN."""
     tensors = [-3 * torch.rand(6, 5, generator=seeded(seed), dtype=torch.float64)
                for seed in range(3)]
     logp, old, ref = [tensor.numpy() for tensor in tensors]
@@ -99,7 +101,7 @@ def test_loss_equals_plain_arithmetic(aggregation, kind):
                             kl_coef=0.3, kl_estimator=kind, aggregation=aggregation)
     ratio, d = np.exp(logp - old), logp - ref
     low, high = ratio < 0.8, ratio > 1.2
-    # each side of the clip must be met with advantages of both signs, or half of it goes untested
+    # both sides of the clip need advantages of both signs, or half of it is not tested
     for side in (low, high):
         assert set(np.sign(a + 0 * d)[side & mask]) == {-1, 1}
     kl = {"k1": d, "k2": d * d / 2, "k3": np.exp(-d) - 1 + d}[kind]
@@ -114,14 +116,14 @@ def test_loss_equals_plain_arithmetic(aggregation, kind):
 
 
 def test_the_constants_are_those_that_the_pages_state():
-    """Otherwise a figure of another setting would appear under the paper's name."""
+    """Otherwise results of other settings would appear under the paper's name."""
     assert (grpo.CLIP, rwr.KL_CAP, grpo.GRAD_CLIP, grpo.ENTROPY_BONUS) == (0.2, 0.5, 1.0, 0.0)
     assert {layer.scaling["agent"] for layer in tiny_policy().lora_layers} == {2.0}
 
 
 def test_entropy_bonus_has_the_gradient_of_the_entropy(monkeypatch):
-    """Otherwise the bonus would do nothing: -log pi of a sampled token is its entropy on average,
-    yet has no gradient on average."""
+    """Otherwise the bonus would have no effect, because -log pi of a sampled token averages to the
+    entropy but has no gradient on average."""
     monkeypatch.setattr(grpo, "ENTROPY_BONUS", 0.3)
     theta, sample = table()
     rows = sample[:, None]  # each token is a response
@@ -138,17 +140,17 @@ def test_entropy_bonus_has_the_gradient_of_the_entropy(monkeypatch):
 
 def test_first_gradient_is_that_of_eq_4():
     """Otherwise the update would not be REINFORCE with a group baseline and the KL to the untrained
-    policy, on sampled tokens only: computed here the plain way."""
+    policy, on drawn tokens only."""
     policy = tiny_policy()
     stats, gradient = update(policy, temperature=0.7, agent_kl=0.1, drawn=DRAWN, token_budget=40)
     clear(policy)
     gain, kl, tokens = 0, 0, 0
     advantages = group_advantages(REWARDS).flatten()
     for r, a in zip(rollouts_of(GROUPS, drawn=DRAWN), advantages, strict=True):
-        own = torch.tensor(r.drawn)
+        mask = torch.tensor(r.drawn)
         logp, ref = naive_row(policy, "agent", r, 0.7), naive_row(policy, None, r, 0.7).detach()
-        gain = gain + (own * a * logp).sum()
-        kl = kl + (own * ((ref - logp).exp() - 1 - (ref - logp))).sum()
+        gain = gain + (mask * a * logp).sum()
+        kl = kl + (mask * ((ref - logp).exp() - 1 - (ref - logp))).sum()
         tokens += sum(r.drawn)
     ((0.1 * kl - gain) / tokens).backward()
     assert nearly_equal(gradient, gradients(policy, "agent"), 1e-4)
@@ -158,11 +160,11 @@ def test_first_gradient_is_that_of_eq_4():
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 def test_micro_batches_do_not_change_the_gradient(aggregation, monkeypatch):
-    """Otherwise memory settings would change the learning, as a mean of means does (-0.94 became
-    0.01 elsewhere)."""
+    """Otherwise memory settings would change what is learned, as with a mean of means (in other
+    code -0.94 became 0.01)."""
     monkeypatch.setattr(grpo, "grpo_loss", partial(grpo_loss, aggregation=aggregation))
     policy = tiny_policy()
-    budgets = (10_000, 30, 12, 1)  # 1: each response by itself, groups are split
+    budgets = (10_000, 30, 12, 1)  # 1 splits groups into single responses
     pieces = [len(list(grpo.split_groups(rollouts_of(GROUPS), budget))) for budget in budgets]
     assert pieces[0] == 1 and pieces[-1] == 12
     first, *others = [update(policy, agent_kl=0.1, token_budget=budget)[1] for budget in budgets]
@@ -171,15 +173,15 @@ def test_micro_batches_do_not_change_the_gradient(aggregation, monkeypatch):
 
 @pytest.mark.parametrize("size", [0, 2, 3])
 def test_ratio_starts_at_exactly_one(monkeypatch, size):
-    """Otherwise the clip would act at once, as old log-probs of other micro-batches are up to .1
-    away in bf16; or never, if they were of the policy as it is now."""
-    # so clip_fraction counts every ratio that is not 1, to the bit
+    """Otherwise the clip would act at once, because old log-probs from other micro-batches differ
+    by up to 0.1 in bf16, or never, because they were taken from the current policy."""
+    # with clip 0, clip_fraction counts every ratio that is not exactly 1
     monkeypatch.setattr(grpo, "grpo_loss", partial(grpo_loss, clip=0.0))
     policy = tiny_policy(dtype=torch.bfloat16)
     for lr in (0, 1e-2):
         stats = train_agent(policy, policy.optimizer("agent", lr), GROUPS, REWARDS,
                             drawn=DRAWN, temperature=0.7, generator=seeded(), mini_batch=size)
-        moved = lr > 0 and size > 0  # within the pass, before its last step
+        moved = lr > 0 and size > 0  # weights moved before the last step of the pass
         assert (stats["clip_fraction"] > 0) == moved
 
 
@@ -194,12 +196,12 @@ def test_a_pass_is_made_of_equal_steps_and_leaves_no_group_out():
 
 @pytest.mark.parametrize("size", [0, 2])
 def test_mismatch_of_sampler_and_scorer_is_measured_before_any_step(size, monkeypatch):
-    """Otherwise a sampler that is another policy than the scored one would go unnoticed."""
+    """Otherwise it would go unnoticed that the sampler and the scorer are different policies."""
     monkeypatch.setattr(grpo, "CHECKED_GROUPS", 3)
     policy = tiny_policy()
     with policy.use("agent"):
         scored = response_logps(policy, rollouts_of(GROUPS[:3]), Options(temperature=0.7))
-    # a sampler that finds each of its tokens less likely than the scorer does
+    # as if the sampler found each of its tokens less likely than the scorer does
     sampled = [[[-20.0] * len(response) for response in responses] for _, responses in GROUPS]
     stats = train_agent(policy, policy.optimizer("agent", 0.1), GROUPS, REWARDS, sampled,
                         temperature=0.7, generator=seeded(), mini_batch=size)
@@ -222,23 +224,23 @@ def test_a_step_that_is_not_finite_is_skipped_to_the_bit(loss, spike):
 
 
 def test_one_step_that_is_not_finite_leaves_the_others_as_they_are(monkeypatch):
-    """Otherwise it would end the update, or be in its statistics, which are means over the steps
+    """Otherwise it would end the update, or enter the statistics, which are means over the steps
     taken."""
     policy = tiny_policy()
     still = policy.optimizer("agent", 0.0)
     expected = train_agent(policy, still, GROUPS[:1], REWARDS[:1])
-    extra = iter([0.0, math.nan, 0.0, 0.0])  # in the loss of each of four steps on this group
-    monkeypatch.setattr(grpo, "aggregate", lambda *given: aggregate(*given) + next(extra))
+    extra = iter([0.0, math.nan, 0.0, 0.0])  # added to the loss of four steps on this group
+    monkeypatch.setattr(grpo, "aggregate", lambda *args: aggregate(*args) + next(extra))
     stats = train_agent(policy, still, 4 * GROUPS[:1], REWARDS[[0, 0, 0, 0]], mini_batch=1)
     assert stats == pytest.approx({**expected, "skipped_steps": 1, "trained_tokens": 3 * 12})
-    monkeypatch.setattr(grpo, "aggregate", lambda *given: aggregate(*given) + math.nan)
+    monkeypatch.setattr(grpo, "aggregate", lambda *args: aggregate(*args) + math.nan)
     stats = train_agent(policy, still, GROUPS[:1], REWARDS[:1])
     assert stats == {"zero_variance": 0, "trained_tokens": 0, "skipped_steps": 1, **UNKNOWN}
 
 
 def test_groups_without_signal_cost_no_forward_pass_and_have_no_kl():
-    """Otherwise half of the compute would be wasted, and a KL pull or stale momentum move the agent
-    without a reward."""
+    """Otherwise half of the compute would be wasted, or a KL pull or stale momentum would move
+    the agent without a reward."""
     policy, mixed, rewards = tiny_policy(), [GROUPS[0], GROUPS[2]], REWARDS[[0, 2]]
     _, expected = update(policy, mixed, rewards, agent_kl=0.5)
     unknown = ([len(WORDS)], [[4], [5], [6]])  # no token of the model: a forward pass would raise
@@ -247,13 +249,13 @@ def test_groups_without_signal_cost_no_forward_pass_and_have_no_kl():
     stats, gradient = update(policy, groups, rewards, agent_kl=0.5)
     assert nearly_equal(gradient, expected) and stats["zero_variance"] == pytest.approx(1 / 3)
     for batch, rewards in ((groups, torch.ones(3, 3)), ([], torch.tensor([]))):
-        # no policy and no optimiser: neither is touched
+        # neither policy nor optimiser is touched, so both may be None
         stats = train_agent(None, None, batch, rewards)
         assert stats == {"zero_variance": 1, "trained_tokens": 0, "skipped_steps": 0, **UNKNOWN}
 
 
 def test_gradient_clipping_bounds_the_step_and_reports_the_norm_before():
-    """Otherwise a spike would go through, or the log would show the clip instead of the spike."""
+    """Otherwise a spike would pass, or the log would show the clip instead of the spike."""
     policy = tiny_policy()
     stats, free = update(policy)
     norm = float(torch.cat([g.flatten() for g in free]).norm())
