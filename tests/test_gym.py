@@ -1,8 +1,8 @@
-"""reasoning-gym as a world: what is let in, lines, items, scores.
+"""reasoning-gym as a world: which families are allowed, lines, items, scores.
 
 Run: python -m pytest tests/test_gym.py -q
 
-Tests of the library's own items are marked `library`; all others run without it, on a stand-in.
+Tests of the library's own items are marked `library`; all others run on a substitute for it.
 """
 import json
 import os
@@ -34,14 +34,16 @@ OPTIONS = replace(genenv.Options(), world="gym", **gym.World.DEFAULTS)
 
 
 def options(families, **more):
-    """Options of a run on these families."""
+    """Return the options of a run on these families."""
     return replace(OPTIONS, world_options={"families": families}, **more)
 
 
 @pytest.fixture
 def world(monkeypatch):
-    """The default families without the library: a question is its line, the answer the number; any
-    other answer is half right."""
+    """Make the default families without the library.
+
+    A question is its line, and the answer is the number; any other answer is half right.
+    """
     def make_item(family, levels, number):
         def score_answer(answer, item):
             return 1.0 if answer == item["answer"] else 0.5
@@ -57,9 +59,9 @@ def world(monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole():
-    """Every family of the table, without base and held-out tasks, of which it makes too many."""
+    """Return a world of all families, without the many base and held-out tasks it would make."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(gym.World, "make_splits", lambda *given: {})
+        patch.setattr(gym.World, "make_splits", lambda *args: {})
         return gym.World(options("all", max_response_tokens=10 ** 4))
 
 
@@ -69,14 +71,14 @@ def whole():
 
 @library
 def test_every_family_pays_its_own_answer_and_no_other_text_raises(whole):
-    """Otherwise a family would teach nothing, or one odd answer end a run."""
+    """Otherwise a family would teach nothing, or one odd answer would end a run."""
     odd = ["?", "9" * 900, "[" * 900, "1e999999999", "nan", "[NaN, NaN]", "\ud800", "1/0"]
     for family in whole.levels:
         n_items = 0
         for number in range(5):
             try:
                 task = whole.make(family, {}, number)
-            except InvalidTask:  # now and then an item has no answer
+            except InvalidTask:  # some items have no answer
                 continue
             n_items += 1
             assert whole.score(task, "So: " + whole.gold(task)) == (1.0, True), family
@@ -105,8 +107,7 @@ print(json.dumps(items))
 
 @library
 def test_a_line_makes_the_same_item_in_every_process():
-    """Otherwise a resumed run would score other answers than it asked for: some families go through
-    a set."""
+    """Otherwise a resumed run would expect other answers, because some families go through a set."""
     printed = []
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": seed}
@@ -118,7 +119,7 @@ def test_a_line_makes_the_same_item_in_every_process():
 
 
 def test_families_that_are_excluded_are_refused_by_name(world):
-    """Otherwise their scorers would run what a model wrote."""
+    """Otherwise their scorers would run what a model wrote, or their answers would not fit."""
     assert not TABLE["left_out"].keys() & TABLE["levels"].keys()
     user_error("countdown is excluded: its scorer evaluates", gym.World, options("gcd,countdown"))
     user_error("gcd.*the answer is too long", gym.World, options("gcd", max_response_tokens=2))
@@ -126,7 +127,7 @@ def test_families_that_are_excluded_are_refused_by_name(world):
 
 @library
 def test_a_level_means_its_own_values():
-    """Otherwise a task of a high level would at times be an easy one."""
+    """Otherwise a task of a high level would sometimes be easy."""
     for level in (0, 1, 4):
         for number in range(8):
             item = gym.make_item("chain_sum", {"num_terms": level, "num_digits": 0}, number)[1]
@@ -134,7 +135,7 @@ def test_a_level_means_its_own_values():
 
 
 def test_random_levels_are_none_above_the_highest(world):
-    """Otherwise the base would hold hard tasks, or lines name levels that there are not."""
+    """Otherwise the base would hold hard tasks, or lines would name levels that do not exist."""
     rng, tops = random.Random(0), world.levels["chain_sum"]
     drawn = [world.random_levels("chain_sum", rng) for _ in range(2000)]
     assert {knob: max(levels[knob] for levels in drawn) for knob in tops} == tops
@@ -147,7 +148,7 @@ def test_random_levels_are_none_above_the_highest(world):
 
 
 def test_what_takes_too_long_is_ended_and_leaves_no_trace(monkeypatch):
-    """Otherwise a run would stand still, or draw other numbers because an item was made."""
+    """Otherwise a run would hang, or making an item would change its random numbers."""
     def stuck(*_):
         random.random()
         while True:
@@ -177,16 +178,16 @@ def test_what_takes_too_long_is_ended_and_leaves_no_trace(monkeypatch):
     ("chain_sum num_terms=99 item 5", "no such level"),
     ("chain_sum item 1000", "held-out number")])
 def test_lines_that_are_refused(world, line, reason):
-    """Otherwise they would be made, or end the run."""
+    """Otherwise bad lines would become tasks, or end the run."""
     refused_with(InvalidTask, f"^{reason}$", world.parse_task, line, NO_SEED, 1)
 
 
 def test_a_line_is_its_task_again(world):
-    """Otherwise the simulator would be shown other tasks than it wrote."""
+    """Otherwise the simulator would be shown tasks that it did not write."""
     for task in world.base_tasks() + world.validation_tasks():
         family, levels, number = gym.read_line(gym.write_line(**task.spec))
         assert world.make(family, levels, number, task.origin) == task
-    # a knob that is left out is at its lowest
+    # a knob that is left out takes its lowest level
     short = world.parse_task("chain_sum item 5\n", NO_SEED, 1)
     assert short.spec["levels"] == {"num_terms": 0, "num_digits": 0}
 
@@ -197,12 +198,12 @@ def test_a_line_is_its_task_again(world):
     ("<answer>6", (0.0, False)), ("<answer> </answer>", (0.0, False)),
     ("6</answer><answer>", (0.0, False))])
 def test_an_answer_is_between_the_last_tags(world, response, expected):
-    """Otherwise thinking would be scored, or a right answer be lost."""
+    """Otherwise thinking would be scored, or a right answer would be lost."""
     assert world.score(world.make("chain_sum", {}, 6), response) == expected
 
 
 def test_graded_is_what_the_scorer_pays_for_a_nearly_right_answer(world):
-    """Otherwise --agent-reward graded would change nothing."""
+    """Otherwise --agent-reward graded would have no effect."""
     task = world.make("chain_sum", {}, 6)
     for answer, expected in (("6", (1.0, True, 1.0)), ("7", (0.0, True, 0.5))):
         text = f"<answer>{answer}</answer>"
@@ -210,7 +211,7 @@ def test_graded_is_what_the_scorer_pays_for_a_nearly_right_answer(world):
 
 
 def test_a_trainer_scores_on_any_thread(world):
-    """Otherwise veRL, which scores on threads of its own, would get a traceback."""
+    """Otherwise veRL, which scores on its own threads, would end in a traceback."""
     truth = json.dumps(world.make("chain_sum", {}, 6).spec)
     with ThreadPoolExecutor() as threads:
         score = threads.submit(compute_score, "genenv/gym", "<answer>6</answer>", truth)
@@ -218,14 +219,14 @@ def test_a_trainer_scores_on_any_thread(world):
 
 
 def test_a_scorer_that_pays_more_than_one_pays_nothing():
-    """Otherwise a wrong answer would pay best: calendar_arithmetic pays exp(-error), and its error
-    may be negative."""
+    """Otherwise a wrong answer would pay best, because calendar_arithmetic pays exp(-error) and its
+    error may be negative."""
     generous = SimpleNamespace(score_answer=lambda answer, item: 1.5)
     assert gym.paid(generous, {}, "5") == 0
 
 
 def test_a_warm_start_shows_the_levels_that_were_asked_for(world, monkeypatch):
-    """Otherwise the agent would imitate answers far beyond it, and held-out ones."""
+    """Otherwise the agent would imitate answers to tasks that are far too hard, or held out."""
     def questions():
         return {prompt[1]["content"] for prompt, _ in world.warm_start_pairs(0)["agent"]}
 

@@ -1,8 +1,8 @@
-"""Each way of going wrong raises its own warning and no other; a healthy run raises none.
+"""Each way in which a run goes wrong raises its own warning only; a healthy run raises none.
 
     python -m pytest -q tests/test_health.py
 
-The records are made by hand, six epochs of them; every check looks at every epoch.
+The records of six epochs are made by hand; every check looks at every epoch.
 """
 import pytest
 
@@ -20,7 +20,7 @@ QUIET = dict(epoch=3, alpha=0.5, success_rate=0.5, validated=3, validation=0.5, 
 
 
 def epochs(n=0, **fields):
-    """Six epochs, of which the last n have these fields."""
+    """Return the records of six epochs, of which the last n have these fields."""
     records = [{**QUIET, "epoch": t, "validated": t} for t in range(6)]
     for r in records[6 - n:]:
         r.update(fields)
@@ -28,7 +28,7 @@ def epochs(n=0, **fields):
 
 
 def warnings_of(records, **options):
-    """The names of all warnings of a run, in order."""
+    """Return the names of all warnings of a run, in order."""
     o = genenv.Options(**options)
     warnings = [w for t, r in enumerate(records) for w in health.warnings(r, records[:t], o)]
     assert all(warning["text"] for warning in warnings)
@@ -52,7 +52,7 @@ SICK = {  # name: (last epochs with these fields, fields, the one warning)
 
 @pytest.mark.parametrize("name", SICK)
 def test_a_simulator_that(name):
-    """Otherwise what goes wrong would raise no warning, or raise another one as well."""
+    """Otherwise a fault would raise no warning, or would raise another one as well."""
     n, fields, keyword = SICK[name]
     assert set(warnings_of(epochs(n, **fields))) == {keyword}
 
@@ -66,7 +66,7 @@ def test_a_healthy_run_and_chance_raise_no_warning():
 
 
 def test_entropy_is_of_drawn_tokens_only():
-    """Otherwise observations, which are read and not drawn, would count in the entropy."""
+    """Otherwise observations, which are read and not drawn, would count towards the entropy."""
     rollouts = [Rollout(0, [1], [2, 3, 4], [-1.0, -9.0, -2.0], "", [True, False, True]),
                 Rollout(0, [1], [2], [-0.5])]
     assert measure.sampled_nats(rollouts) == 3.5

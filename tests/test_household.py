@@ -26,7 +26,7 @@ WORLD = h.World(OPTIONS)
 
 
 def turns(task, *commands):
-    """Observations of the commands, one after the other."""
+    """Return the observations after each of the commands."""
     state = h.start(task)
     return [h.respond(task, state, command) for command in commands]
 
@@ -36,7 +36,7 @@ def turns(task, *commands):
 
 
 def test_an_episode_in_its_phrasing():
-    """Otherwise the world would answer differently than it claims to."""
+    """Otherwise the world would not answer in its documented phrases."""
     assert turns(TASK, "look", "go to counter", "take mug from counter", "go to sink",
                  "clean mug with sink", "go to drawer", "open drawer", "put mug in drawer") == [
         "you see nothing .", "you see mug plate .", "you take mug .", "you see nothing .",
@@ -57,7 +57,7 @@ CARRY = ["go to counter", "take mug from counter"]
     ([*CARRY, "go to sink"], "heat mug with sink"),
     ([], "go to fridge")])                                   # not in this household
 def test_commands_that_do_nothing(before, command):
-    """Otherwise a precondition would be forgotten, and goals would be reached by it."""
+    """Otherwise a goal could be reached without a command's precondition."""
     state = h.start(TASK)
     for earlier in before:
         assert h.respond(TASK, state, earlier) not in (None, "nothing happens .")
@@ -70,18 +70,18 @@ def test_commands_that_do_nothing(before, command):
     "go to counter and open drawer"])
 def test_what_is_not_a_command_does_nothing_and_twice_ends_the_episode(text):
     """Otherwise nonsense would crash the episode, or be taken for a command."""
-    assert turns(TASK, text, text) == ["nothing happens .", None]  # patience is at an end
+    assert turns(TASK, text, text) == ["nothing happens .", None]  # the second one ends it
     assert WORLD.score(TASK, [text]) == (0.0, False)
 
 
 def test_endless_looking_ends_and_a_change_starts_the_count_again():
-    """Otherwise a loop of `look` would hold its rollout until the token limit, every time."""
+    """Otherwise a loop of `look` would run to the token limit, or a useful episode would end."""
     assert turns(TASK, "look", "look") == ["you see nothing .", None]
     assert None not in turns(TASK, *["go to sink", "look", "go to counter", "look"] * 50)
 
 
 def test_the_goal_needs_place_treatment_and_every_object():
-    """Otherwise half a goal would earn the whole reward."""
+    """Otherwise half a goal would earn the full reward."""
     task = h.solved("put hot egg and cup in table . table . sink . egg in sink . cup in sink . "
                     "microwave .")
     plan = list(h.plan(task))
@@ -97,7 +97,7 @@ def test_the_goal_needs_place_treatment_and_every_object():
 
 
 def shortest(task):
-    """Length of a shortest solution by brute force over every command."""
+    """Return the length of a shortest solution, found by brute force over every command."""
     state = h.start(task)
     known, queue = {repr(state)}, deque([(state, 0)])
     while queue:
@@ -116,7 +116,7 @@ def shortest(task):
 
 
 def test_plans_are_as_short_as_brute_force_finds():
-    """Otherwise task_length would be wrong, or a task be given up that can be solved."""
+    """Otherwise task_length would be wrong, or a solvable task would be given up."""
     rng = random.Random(3)
     texts = ["put cool egg and hot cup in sink . sink . egg in sink . fridge closed . "
              "cup in fridge . microwave .",
@@ -147,26 +147,25 @@ MANY = " . ".join(f"{thing} in counter" for thing in h.OBJECTS[:7])
     ("put cool egg and hot cup in box . box closed . desk . egg in desk . drawer . cup in drawer . "
      "microwave . fridge .", "too long")])
 def test_what_is_not_a_solvable_household_is_refused(text, expected):
-    """Otherwise it would become a task, or be counted under another reason."""
+    """Otherwise such a text would become a task, or be counted under another reason."""
     refused_with(InvalidTask, f"^{expected}$", WORLD.parse_task, text, NO_SEED, 0)
 
 
 def test_a_household_that_takes_luck_is_refused(monkeypatch):
-    """Otherwise rewards would depend on the order in which an agent looks for a thing that it
-    cannot see."""
+    """Otherwise rewards would depend on where an agent first looks for a hidden thing."""
     text = ("put mug in sink . drawer closed . mug in drawer . sink . cabinet closed . box closed ."
             " fridge closed .")
     monkeypatch.setattr(h, "MAX_TURNS", 11)
     assert len(h.plan(h.solved(text))) == 5
     monkeypatch.setattr(h, "MAX_TURNS", 10)
     refused_with(InvalidTask, "^a matter of luck$", h.solved, text)
-    # it lies in the open: no other receptacle is looked into
+    # the mug lies in the open, so no other receptacle needs a look
     assert len(h.plan(h.solved(text.replace("drawer closed", "drawer")))) == 4
 
 
 def test_an_empty_receptacle_makes_no_difference_but_the_goals_does():
-    """Otherwise a held-out household with one more shelf would be trained on, or another lid would
-    not make another rung."""
+    """Otherwise a held-out household with one more shelf would be trained on, or a household with
+    another lid would pass as held out."""
     for task in WORLD.validation_tasks():
         absent = next(place for place in h.RECEPTACLES if f"{place} " not in task.text)
         assert WORLD.same_task_key(h.solved(f"{task.text} {absent} .")) in h.held_out_keys()
@@ -183,7 +182,7 @@ def test_task_sets_miss_no_rung():
 
 
 def test_what_the_base_model_is_shown_is_not_held_out(monkeypatch):
-    """Otherwise pretraining would show validation tasks."""
+    """Otherwise the base model would be trained on validation tasks."""
     drawn, random_task = [], h.random_task
 
     def draw_and_keep(*arguments):
@@ -207,16 +206,16 @@ def test_what_the_base_model_is_shown_is_not_held_out(monkeypatch):
 
 
 def test_the_agent_does_not_see_what_lies_in_closed_receptacles():
-    """Otherwise episodes would be plans read off the prompt."""
+    """Otherwise the agent could read its plan off the prompt."""
     prompt = WORLD.agent_prompt(TASK)
     assert "apple" not in prompt and "mug in counter" in prompt and "drawer closed" in prompt
     opened = h.solved(HOUSE.replace("drawer closed", "drawer"))
-    assert "apple in drawer" in WORLD.agent_prompt(opened)  # nothing else hides it
+    assert "apple in drawer" in WORLD.agent_prompt(opened)  # only the lid hides it
 
 
 def test_play_scores_what_happened():
-    """Otherwise an episode would act in another task's household or earn another's score, or GRPO
-    would reinforce a control token, which no text shows."""
+    """Otherwise an episode would act in another task's household or earn its score, or GRPO would
+    reinforce a control token, which no text shows."""
     other = h.solved("put egg in table . table . sink . egg in sink .")
     one, two = list(h.plan(TASK)), list(h.plan(other))
     spoilt = two[-1] + " "
@@ -225,7 +224,7 @@ def test_play_scores_what_happened():
     rollouts, texts = play(WORLD, OPTIONS, speaker, "agent", tasks[1:3], 2, 1.0, None)
     scores = [attempt_score(WORLD, *attempt) for attempt in zip(tasks, rollouts, texts)]
     assert scores == [(1.0, True, 1.0), (0.0, True, 0.0), (1.0, True, 1.0), (0.0, False, 0.0)]
-    # each attempt's observations are those of its own household; the one that ends it is None
+    # observations come from the attempt's own household; the last one is None
     for task, reply, text in zip(tasks, replies, texts):
         turns_made = len(text[::2])
         observations = [*text[1::2], None][:len(reply)]
@@ -234,8 +233,8 @@ def test_play_scores_what_happened():
 
 
 def test_an_attempt_that_met_a_limit_earns_nothing_and_counts_as_cut_off():
-    """Otherwise an agent that never comes to an end would look like one that answers wrongly, or a
-    task that nobody solves in time like one that cannot be evaluated."""
+    """Otherwise an agent that never finishes would look like one that answers wrongly, or a task
+    that nobody solves in time like one that cannot be scored."""
     run = SimpleNamespace(world=WORLD)
     text = [part for command in h.plan(TASK) for part in (command, "")]
     for limit, valid in (("too many turns", True), ("too many tokens", False)):
@@ -247,7 +246,7 @@ def test_a_run_of_episodes_is_learnt_from(tmp_path, monkeypatch):
     """Otherwise episodes would end the run, or not reach the updates."""
     few = {split: tasks[:4] for split, tasks in h.held_out().items()}
     monkeypatch.setattr(h, "held_out", lambda: few)
-    # a random model whose turns end early; it would earn nothing
+    # a random model whose turns end early; it would earn nothing by itself
     lm = tiny_lm(vocab_size=len(h.WORDS), eos_token_id=list(range(1, 25)))
     policy = Policy(lm, word_tokenizer(h.WORDS), rank=2)
     monkeypatch.setattr(h.World, "load_policy", lambda world: policy)

@@ -1,5 +1,4 @@
-"""The ladder, in symbols and in words: an exact checker, honest splits, tasks that are what they
-say.
+"""The ladder, in symbols and in words: its checker, its splits, and the texts it accepts.
 
 Run: python -m pytest tests/test_ladder.py -q
 """
@@ -17,7 +16,7 @@ from worlds.ladder_words import TOOL_WORDS, Words
 from interaction import attempt_score, play, read_teacher
 from worlds.tiny_model import BASES, encode_pairs, word_tokenizer
 
-PLAIN = {  # the tools once more, as tables written out by hand
+PLAIN = {  # the tools again, as tables written by hand
     "inc": "1234567890", "dec": "9012345678", "dbl": "0246802468", "neg": "0987654321",
     "hop": "3456789012", "tpl": "0369258147", "mir": "9876543210", "sqr": "0149656941",
     "half": "0011223344", "drop": "6789012345", "cube": "0187456329", "tri": "0136051865"}
@@ -27,7 +26,7 @@ both = pytest.mark.parametrize("world", [SYMBOLS, WORDS])
 
 
 def digits_of(start, tools):
-    """The digits after each step, from the hand-written tables."""
+    """Return the digits after each step, from the hand-written tables."""
     digits = [start]
     for name in tools:
         digits.append(int(PLAIN[name][digits[-1]]))
@@ -36,8 +35,7 @@ def digits_of(start, tools):
 
 @both
 def test_the_checker_executes_the_chain_and_every_digit_counts(world):
-    """Otherwise a wrong digit in the middle would pass, or a tool be another one than its table
-    says."""
+    """Otherwise a wrong digit in the middle would pass, or a tool would differ from its table."""
     for name in ladder.NAMES:
         assert "".join(str(ladder.run_tools(d, [name])[0]) for d in range(10)) == PLAIN[name]
     for task in world.validation_tasks():
@@ -52,7 +50,7 @@ def test_the_checker_executes_the_chain_and_every_digit_counts(world):
 
 @both
 def test_splits_are_easy_below_and_cover_every_rung_above(world):
-    """Otherwise the base set would hold duplicates or hard tools, or validation miss a rung."""
+    """Otherwise the base set would hold duplicates or hard tools, or a split would miss a rung."""
     base = world.base_tasks()
     assert len(base) == len({task.text for task in base}) == 544
     assert {len(task.spec["tools"]) for task in base} == {1, 2, 3}
@@ -66,8 +64,7 @@ def test_splits_are_easy_below_and_cover_every_rung_above(world):
 
 @both
 def test_what_the_simulator_is_shown_is_a_task_that_is_not_held_out(world):
-    """Otherwise it would be trained on texts that its own parser refuses, or on validation
-    tasks."""
+    """Otherwise it would be trained on texts that the parser refuses, or on held-out tasks."""
     rng, held_out = random.Random(0), held_out_keys(world)
     for _ in range(500):
         task = world.parse_task(world.imagine(rng)[1], NO_SEED, 4)
@@ -80,7 +77,7 @@ def test_what_the_simulator_is_shown_is_a_task_that_is_not_held_out(world):
     (SYMBOLS, ["", "3", "3 s2 inc", "33 s1 inc", "3 s1 vary", "3 s1 inc 4", "² s1 inc"]),
     (WORDS, ["", "4:", "44: double", "4: fly", "4: double: 8", "² : double"])])
 def test_other_texts_are_malformed_or_too_long(world, texts):
-    """Otherwise the agent would attempt nonsense."""
+    """Otherwise the agent would attempt malformed or endless tasks."""
     for text in texts:
         refused_with(InvalidTask, "^malformed$", world.parse_task, text, NO_SEED, 1)
         assert world.score(world.validation_tasks()[0], text) == (0.0, False)
@@ -89,7 +86,7 @@ def test_other_texts_are_malformed_or_too_long(world, texts):
 
 
 def test_a_teachers_file_leaves_out_held_out_tasks(tmp_path):
-    """Otherwise the variant would train on the validation set, or not start at all."""
+    """Otherwise the teacher variant would train on held-out tasks, or refuse to start."""
     SYMBOLS.write_teacher(600, tmp_path / "teacher.jsonl")
     tasks = read_teacher(SYMBOLS, tmp_path / "teacher.jsonl", held_out_keys(SYMBOLS))
     assert len({task.id for task in tasks}) == 600
@@ -98,8 +95,8 @@ def test_a_teachers_file_leaves_out_held_out_tasks(tmp_path):
 @pytest.mark.parametrize("start, low, high", [
     ("stale", 0.5, 0.8), ("aligned", 0.1, 0.4), ("hard", 0.1, 0.4)])
 def test_a_warm_start_in_words_shows_what_it_says(start, low, high):
-    """Otherwise a start would know too much or too little, or the held-out tasks; or all seeds
-    share one start."""
+    """Otherwise a start would teach too much, too little or held-out tasks, or seeds would share
+    one start."""
     o = genenv.Options(model="m", world_options={"start": start})
     world, other_seed = ladder.World(o), ladder.World(replace(o, seed=1))
     pairs = world.warm_start_pairs()
@@ -114,7 +111,7 @@ def test_a_warm_start_in_words_shows_what_it_says(start, low, high):
 
 
 def test_a_base_model_learns_only_responses_and_their_ends():
-    """Otherwise it would learn to write prompts, or nothing but padding."""
+    """Otherwise it would learn to write prompts or padding."""
     tokenizer = word_tokenizer(ladder.WORDS)
     ids, labels = encode_pairs(tokenizer, [("3 s1 inc =", "s1 inc 4"), ("3 =", "s1")])
     long, short = tokenizer.batch_decode(ids)
@@ -124,7 +121,7 @@ def test_a_base_model_learns_only_responses_and_their_ends():
 
 
 def test_both_prompts_are_what_the_base_model_was_trained_on():
-    """Otherwise the simulator would hear nothing of success, and the agent see no task."""
+    """Otherwise a player would read a prompt that its base model has never seen."""
     text = "3 s1 inc s2 dbl"
     task = SYMBOLS.parse_task(text, NO_SEED, 0)
     for success, word in ((None, "b?"), (0, "b0"), (0.44, "b4"), (0.95, "b8")):
@@ -133,15 +130,14 @@ def test_both_prompts_are_what_the_base_model_was_trained_on():
 
 
 def reads_its_words(folder, words):
-    """Whether a program that guesses the tokenizer from the model's type reads each word as one."""
+    """Return whether AutoTokenizer, which goes by the model's type, reads a word as one token."""
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return tokenizer.encode(" ".join(words), add_special_tokens=False) == list(range(len(words)))
 
 
 @pytest.mark.parametrize("module", [ladder, household])
 def test_shipped_base_models_half_know_their_world(module):
-    """Otherwise a run would start from a model that knows everything or nothing, or that is not
-    there."""
+    """Otherwise a run would start from a model that is missing, or solves nearly all or no tasks."""
     world = module.World(genenv.Options(rank=4))
     assert reads_its_words(BASES / world.NAME, world.WORDS)
     policy, tasks = world.load_policy(), world.validation_tasks("tuning")
@@ -153,7 +149,7 @@ def test_shipped_base_models_half_know_their_world(module):
 
 
 def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch):
-    """Otherwise another one could not be made, or not from the same seed again."""
+    """Otherwise a base model could not be made again from its seed, or from another seed."""
     monkeypatch.setattr(ladder.World, "RECIPE", dict(steps=2, batch=2, lr=1e-3))
     weights = []
     for i, seed in enumerate("112"):

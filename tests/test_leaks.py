@@ -1,4 +1,4 @@
-"""What a simulator may not get away with: worlds/tools/leaks.py.
+"""A simulator's tricks, which worlds/tools/leaks.py refuses, and fair tasks, which it takes.
 
 Run: python -m pytest tests/test_leaks.py -q
 """
@@ -20,7 +20,7 @@ OPEN = call("lock.door", locked=False)
 
 
 def noted(note):
-    """A fair task but for the description of a tool."""
+    """Return a task that is fair except for the description of a tool."""
     return record(FAIR, tools=[{**LIGHT, "description": note}, DOOR])
 
 
@@ -41,13 +41,13 @@ TRICKS = [  # (record, the reason; "" if it is a fair task)
 ]
 
 
-def verdict(world, given):
-    """What the loop says of a record that the simulator wrote: "" if it is taken."""
-    is_question = "reference" in given
+def verdict(world, written):
+    """Return why the loop refuses a record that the simulator wrote, or "" if it is taken."""
+    is_question = "reference" in written
     seed = question("Who wrote Emma?", "Austen") if is_question else record("Unlock it.", OPEN)
     seed = make_task(seed, "base")
     try:
-        check_task(world, world.parse_task(json.dumps(given), seed, 0), seed, frozenset())
+        check_task(world, world.parse_task(json.dumps(written), seed, 0), seed, frozenset())
     except InvalidTask as reason:
         return str(reason)
     return ""
@@ -58,15 +58,15 @@ def world():
     return World(options())
 
 
-@pytest.mark.parametrize("given, reason", TRICKS)
-def test_tricks_are_refused_under_their_name_and_fair_tasks_taken(given, reason, world):
-    """Otherwise RWR would find what holds the success rate at alpha without a task, or false
-    refusals starve it."""
-    assert verdict(world, given) == reason
+@pytest.mark.parametrize("written, reason", TRICKS)
+def test_tricks_are_refused_under_their_name_and_fair_tasks_taken(written, reason, world):
+    """Otherwise RWR would find tricks that hold the success rate at alpha, or false refusals
+    would starve it."""
+    assert verdict(world, written) == reason
 
 
 def test_a_teachers_fair_tasks_are_spared(tmp_path, world):
-    """Otherwise one false refusal would end the run."""
+    """Otherwise one false refusal would end the run, or a leaked answer would be trained on."""
     fair = [*map(json.loads, EXAMPLE_TASKS.read_text().splitlines()),
             question("Which season?", "spring", "summer"), record("Light in the hall.")]
     path = lines(tmp_path / "teacher.jsonl", [{"text": json.dumps(task)} for task in fair])
@@ -91,13 +91,13 @@ GROUNDED = [  # (request, value, whether it is mentioned)
 
 @pytest.mark.parametrize("text, value, is_mentioned", GROUNDED)
 def test_values_in_a_request(text, value, is_mentioned):
-    """Otherwise fair tasks would be refused for another form of a word, or chance ones taken."""
-    given = record(text, call("f", hours=value), tools=[tool("f", hours={})])
-    assert bool(ungrounded(make_task(given, "env"))) != is_mentioned
+    """Otherwise fair tasks would be refused for another form of a word, or guesses would pass."""
+    written = record(text, call("f", hours=value), tools=[tool("f", hours={})])
+    assert bool(ungrounded(make_task(written, "env"))) != is_mentioned
 
 
 def test_what_a_request_names_and_no_call_has():
-    """Otherwise a request would ask for more than its calls do, and a right answer earn nothing."""
+    """Otherwise a request would ask for more than its calls do, and right answers earn nothing."""
     for text, left in ((FAIR, ""), ("At 19:30 the light in the hall: 5.", ""),
                        ("Hall light at 5, for 20 minutes.", "20"),
                        ("The light 5 in the hall, model 10-Q.", "")):
@@ -106,7 +106,7 @@ def test_what_a_request_names_and_no_call_has():
 
 
 def test_characters_that_look_alike_make_no_other_task_but_another_answer(world):
-    """Otherwise a held-out task would be trained on, as RWR keeps what passes."""
+    """Otherwise a disguised held-out task would be trained on, or a disguised answer would pass."""
     plain = make_task(record(FAIR), "base")
     for room in ("ha\u200bll", "ｈａｌｌ", "Hall ", "ha\ufe0fll", "h\u0430ll"):
         same_words = make_task(question(FAIR.replace("hall", room), "x"), "env")

@@ -1,4 +1,4 @@
-"""The memory estimate: the known figures of Qwen2.5-7B, and a refusal before anything is loaded.
+"""The memory estimate: known figures of Qwen2.5-7B, and a refusal before anything is loaded.
 
 Run: python -m pytest tests/test_memory.py -q
 """
@@ -14,7 +14,7 @@ from model import memory
 from support.options import parse_options
 
 def qwen(hidden, layers, heads, key_heads, inner, **more):
-    """The configuration of a Qwen2.5-Instruct."""
+    """Return the configuration of a Qwen2.5-Instruct."""
     return Qwen2Config(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
                        num_key_value_heads=key_heads, intermediate_size=inner, **more)
 
@@ -33,8 +33,7 @@ def of_preset(name, **changes):
 
 
 def test_the_known_figures_of_qwen_7b():
-    """Otherwise estimates would be far from the published shape, or from what was measured on an
-    H200."""
+    """Otherwise estimates would be far from published sizes, or from measurements on an H200."""
     n = memory.count_parameters(QWEN_7B, 16)
     assert n["lora"] == pytest.approx(40.4e6, rel=0.01)
     assert n["linear"] + n["other"] == pytest.approx(7.62e9, rel=0.01)
@@ -42,10 +41,10 @@ def test_the_known_figures_of_qwen_7b():
     base, adapters, _ = memory.estimate(QWEN_7B, o)
     assert base == pytest.approx(5.55e9, rel=0.01)
     assert adapters == pytest.approx(2 * 0.65e9, rel=0.01)
-    # 18 prompts of 4096 and 8 responses of 512 each, 56 kB a token, each prompt stored once
+    # 18 prompts of 4096 with 8 responses of 512 each, 56 kB per token, each prompt stored once
     cache = 18 * (4096 + 8 * 511) * 57344
     assert cache < memory.rollout_bytes(QWEN_7B, 2, 18, 8, 4096, 512) < 1.1 * cache
-    # training: a bound, measured 5.2 GB for full groups of 4096 + 8 x 512 tokens
+    # training: an upper bound; 5.2 GB were measured for full groups of 4096 + 8 x 512 tokens
     assert 5.0e9 < memory.update_bytes(QWEN_7B, 2, 8192, 8, 4096, 512) < 6.0e9
 
 
@@ -54,8 +53,8 @@ def test_the_known_figures_of_qwen_7b():
     ("1.5b-8gb", "bf16", 7.5e9, [QWEN_1B]), ("1.5b-8gb", "fp32", 15.1e9, [QWEN_1B]),
     ("3b-16gb", "fp32", 15.1e9, [QWEN_3B])])
 def test_the_presets_fit_their_cards(preset, dtype, card, configs):
-    """Otherwise a run would end in the middle of its first epoch, with prompts as long as any
-    world's, or with a second base for the simulator."""
+    """Otherwise long prompts, or a second base for the simulator, would end a run in its first
+    epoch."""
     memory.check(configs, of_preset(preset, dtype=dtype), card)
 
 
@@ -74,12 +73,12 @@ def test_rows_follow_from_the_prompts_real_length():
     assert 16 < many < 36
     used = memory.rollout_bytes(QWEN_7B, 2, many, o.G, 4096, o.max_response_tokens)
     assert used < free / memory.MARGIN < used * (many + 2) / many
-    # a long prompt does not bring down the rows of the short ones before it
+    # a long prompt does not reduce the rows of the short ones before it
     assert prompts(*[1024] * 35, 10 ** 6) == 35
 
 
 def test_check_refuses_in_one_line_that_names_what_to_lower():
     """Otherwise hours of download and loading would end in a traceback."""
     o = of_preset("7b-24gb", quant="", dtype="bf16")
-    said = user_error("15.0 GB are free", memory.check, [QWEN_7B], o, 15e9)
-    assert "--quant nf4" in said and "--token-budget" in said
+    message = user_error("15.0 GB are free", memory.check, [QWEN_7B], o, 15e9)
+    assert "--quant nf4" in message and "--token-budget" in message

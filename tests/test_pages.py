@@ -14,7 +14,7 @@ from worlds import load_world, world_names
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = ["README", "EXPERIMENTS", "TROUBLESHOOTING", "model/README", "support/README",
          "worlds/README", "worlds/TOOLS", "worlds/OWN_WORLD", "scripts/README", "results/notes"]
-# of pip, argparse and chromium
+# options of pip, argparse and chromium
 ELSEWHERE = {"--no-deps", "--index-url", "--help", "--headless", "--hide-scrollbars",
              "--window-size", "--screenshot"}
 MADE = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.json", "report.html",
@@ -22,7 +22,7 @@ MADE = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.js
 
 
 def known_options() -> set:
-    """Every --option: of a run and its worlds, and whatever a program of the project calls so."""
+    """Return every --option of a run, of its worlds and of the project's other programs."""
     names = {f.name for f in fields(Options)}.union(*(load_world(w).OPTIONS for w in world_names()))
     sources = [
         path.read_text("utf-8") for path in ROOT.glob("*/*.py") if path.parent.name != "tests"
@@ -33,11 +33,11 @@ def known_options() -> set:
 
 @pytest.mark.parametrize("page", PAGES)
 def test_options_and_files_exist(page):
-    """Otherwise a page would name an option that was renamed, or a file that moved."""
+    """Otherwise a page would name an option or a file that does not exist."""
     text, here = (ROOT / f"{page}.md").read_text(encoding="utf-8"), (ROOT / page).parent
-    named = {flag.replace("--no-", "--") for flag in
+    flags = {flag.replace("--no-", "--") for flag in
              re.findall(r"(?<![\w-])--[A-Za-z][A-Za-z-]*[a-z]|--G\b", text)} - {"--deps", "--to"}
-    assert named <= known_options(), sorted(named - known_options())
+    assert flags <= known_options(), sorted(flags - known_options())
     files = re.findall(r"\]\((?!https?:)([^)#]+)", text)
     files += re.findall(r"`([\w./]+\.(?:py|md|jsonl|json|txt))\b", text)
     for file in files:

@@ -1,4 +1,4 @@
-"""The policy handle: scoring, sampling and adapter switching, each against a naive reference.
+"""The policy: scoring, sampling and switching adapters, each against a naive reference.
 
 Run: python -m pytest tests/test_policy.py -q
 """
@@ -31,18 +31,18 @@ ROLLOUTS = rollouts_of(random_groups(UNEVEN_GROUPS))
 
 @pytest.fixture(scope="module")
 def shared():
-    """One live policy for the tests that change nothing."""
+    """Return one live policy for the tests that change nothing."""
     return tiny_policy()
 
 
 @pytest.fixture
 def folder(tmp_path):
-    """A saved tiny chat model."""
+    """Save a tiny chat model, and return its folder."""
     return save(tiny_lm(), tmp_path / "model")
 
 
 def save(lm, path) -> str:
-    """The path of a folder with the model and the toy tokenizer with its chat template."""
+    """Save the model and the toy chat tokenizer to a folder, and return its path."""
     lm.save_pretrained(path)
     toy_tokenizer(chat=True).save_pretrained(path)
     return str(path)
@@ -52,12 +52,12 @@ load = partial(Policy.load, device="cpu")
 
 
 def refused(words, folder, **options):
-    """The folder is refused in one line with these words."""
+    """Assert that the folder is refused in one line with these words."""
     user_error(words, load, folder, **options)
 
 
 def scored(policy, *adapters):
-    """Log-probs of ROLLOUTS under each adapter."""
+    """Return the log-probs of ROLLOUTS under each adapter."""
     logps = []
     for adapter in adapters:
         with policy.use(adapter), torch.no_grad():
@@ -66,7 +66,7 @@ def scored(policy, *adapters):
 
 
 def learned(policy, grad_checkpoint=None):
-    """Log-probs of ROLLOUTS under the agent, and the gradients of their sum."""
+    """Return the log-probs of ROLLOUTS under the agent, and the gradients of their sum."""
     clear(policy)
     with policy.use("agent"):
         logp, _ = policy.logprobs(ROLLOUTS, 1.0, grad_checkpoint)
@@ -75,7 +75,10 @@ def learned(policy, grad_checkpoint=None):
 
 
 def assert_scored_as_sampled(policy, adapter, rollouts, temperature):
-    """The drawn tokens' log-probs are those of a plain forward pass: a row each, no cache."""
+    """Assert that the drawn tokens have the log-probs of a plain forward pass.
+
+    Such a pass has one row per rollout and no cache.
+    """
     with policy.use(adapter), torch.no_grad():
         logps, _ = policy.plain_logprobs(rollouts, temperature)
     sampled = pad_sequence([torch.tensor(r.logps) for r in rollouts], True)
@@ -89,8 +92,8 @@ def assert_scored_as_sampled(policy, adapter, rollouts, temperature):
 @pytest.mark.parametrize("temperature, chunk", [(1.0, 10_000), (0.7, 3)])
 def test_shared_prompt_logprobs_equal_a_token_by_token_loop(shared, temperature, chunk,
                                                             monkeypatch):
-    """Otherwise an index off by one, wrong positions, a leaking mask or logits cut into chunks
-    would make the packed path score another model."""
+    """Otherwise an index off by one, wrong positions, a leaking mask or chunks of logits would make
+    the packed path score another model."""
     monkeypatch.setattr(policy_module, "LOGIT_CHUNK", chunk)
     for adapter in ("agent", "env", None):
         with shared.use(adapter), torch.no_grad():
@@ -98,13 +101,13 @@ def test_shared_prompt_logprobs_equal_a_token_by_token_loop(shared, temperature,
             for r, row, m in zip(ROLLOUTS, logp, mask):
                 expected = naive_row(shared, adapter, r, temperature)
                 torch.testing.assert_close(row[m], expected, atol=3e-5, rtol=1e-5)
-                assert m[:len(r.response)].all()  # no holes
-            assert (logp[~mask] == 0).all()  # the token denominator would count padding
+                assert m[:len(r.response)].all()  # the mask has no holes
+            assert (logp[~mask] == 0).all()  # padding does not count
 
 
 @contextmanager
 def shapes_into(module):
-    """Yields the list of how many rows came out of the calls of a module."""
+    """Yield a list that collects the output shapes of a module's calls, less the last dimension."""
     seen = []
     hook = module.register_forward_hook(lambda m, args, out: seen.append(tuple(out.shape[:-1])))
     try:
@@ -114,12 +117,12 @@ def shapes_into(module):
 
 
 def test_logits_exist_for_response_tokens_only_and_one_chunk_at_a_time(shared, monkeypatch):
-    """Otherwise logits would fill the memory, (B, L, V) instead of (chunk, V), or each prompt would
-    be encoded once per response instead of once per group."""
+    """Otherwise logits of shape (B, L, V) instead of (chunk, V) would fill the memory, or a prompt
+    would be encoded once per response instead of once per group."""
     monkeypatch.setattr(policy_module, "LOGIT_CHUNK", 4)
     groups, made = random_groups([(9, [4, 4, 4, 4])] * 2), []
-    for kept, calls in ((2 ** 25, 8), (0, 16)):  # 0: computed again in the backward pass
-        monkeypatch.setattr(policy_module, "KEPT_LOGITS", kept)
+    for limit, calls in ((2 ** 25, 8), (0, 16)):  # 0: computed again in the backward pass
+        monkeypatch.setattr(policy_module, "KEPT_LOGITS", limit)
         with shared.use("agent"), shapes_into(shared.lm.get_output_embeddings()) as logits, \
                 shapes_into(shared.lm.get_input_embeddings()) as inputs:
             logp, _ = shared.logprobs(rollouts_of(groups))
@@ -130,7 +133,7 @@ def test_logits_exist_for_response_tokens_only_and_one_chunk_at_a_time(shared, m
 
 
 def test_half_precision_logits_are_normalised_in_fp32():
-    """Otherwise log-probs would carry the noise of bf16, a few per cent."""
+    """Otherwise log-probs would carry the rounding noise of bf16, a few per cent."""
     head = torch.nn.Linear(16, 500, bias=False, dtype=torch.bfloat16)
     hidden, target = torch.randn(64, 16, dtype=torch.bfloat16), torch.randint(500, (64,))
     logp = policy_module.token_logprobs(hidden, head, target, 0.7)
@@ -141,7 +144,7 @@ def test_half_precision_logits_are_normalised_in_fp32():
 
 @pytest.mark.parametrize("budget", [9, 16, 40])
 def test_micro_batches_respect_the_budget(budget):
-    """Otherwise memory would exceed the budget; test_grpo.py shows that each response is in one."""
+    """Otherwise memory would exceed the budget (test_grpo.py shows that no response is lost)."""
     for rows in split_groups(ROLLOUTS, budget):
         groups = by_group([ROLLOUTS[i] for i in rows])
         assert len(rows) == 1 or pack(groups).ids.numel() <= budget
@@ -158,37 +161,37 @@ LONG = [p for p, _ in random_groups([(P, [1]) for P in (5, 1, 9, 3, 14, 2, 2, 7)
     ("agent", 1.0, 14), ("agent", 0.7, 3), (None, 0.7, 1)])
 def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temperature, columns):
     """Otherwise cache, positions, compaction or temperature would make the sampler another policy,
-    or long prompts, read in several calls, would be other prompts."""
+    or long prompts, which are read in several calls, would change."""
     monkeypatch.setattr(decoding, "PREFILL_TOKENS", columns * len(LONG))
     with shapes_into(ending.lm.get_input_embeddings()) as shapes:
         out = ending.sample(adapter, LONG, G=3, max_new_tokens=24, temperature=temperature,
                             generator=ending.generator(0))
     starts = range(0, 14, columns)
     assert shapes[:len(starts)] == [(8, min(columns, 14 - start)) for start in starts]
-    # the case is only worth something if whole groups and single rollouts left on the way
+    # this tests compaction only if whole groups and single rollouts end early
     assert {rows for rows, _ in shapes} > {8} and {slots for _, slots in shapes[-20:]} >= {1, 3}
     assert [r.prompt for r in out] == [p for p in LONG for _ in range(3)]
     assert_scored_as_sampled(ending, adapter, out, temperature)
 
 
 def places(*objects):
-    """What a CUDA graph keeps of objects: where tensors lie, and the value of all else."""
-    kept = []
+    """Return what a CUDA graph keeps of objects: addresses of tensors, values of all else."""
+    entries = []
     for x in objects:
         for name, value in vars(x).items():
             for part in value if isinstance(value, tuple) else (value,):
-                kept.append((name, part.data_ptr() if torch.is_tensor(part) else part))
-    return kept
+                entries.append((name, part.data_ptr() if torch.is_tensor(part) else part))
+    return entries
 
 
 @pytest.mark.parametrize("turns", [1, 4])
 def test_recorded_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monkeypatch, turns):
-    """Otherwise a GPU would silently replay a number of Python's, a tensor that moved, or a key
-    that was seen too early or never written."""
+    """Otherwise a GPU would silently replay an old Python number, the old address of a tensor, or
+    a key that is seen too early or never written."""
     policy, recorded = shared if turns == 1 else ending, []
 
     def record(step, device):
-        """Calls the step, where what `GraphDecoder.step` changes between calls is out of reach."""
+        """Replay the step without access to what `GraphDecoder.step` changes between calls."""
         decoder, steps = step.__self__, []
         recorded.append(steps)
 
@@ -203,7 +206,7 @@ def test_recorded_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monk
                 hidden = step()
                 assert places(decoder, *decoder.cache.layers) == before
             steps.append(hidden)
-            return steps[0].copy_(hidden)  # a graph's result lies in one place
+            return steps[0].copy_(hidden)  # the result of a graph stays in one place
 
         return replay
 
@@ -225,8 +228,8 @@ def test_recorded_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monk
 
 
 def test_every_eos_id_of_the_model_ends_a_response(ending):
-    """Otherwise chat models that stop on several ids would run on to the limit, tokens would follow
-    the end, or a response that ends at the very limit would lose its reward."""
+    """Otherwise chat models with several end ids would run to the limit, tokens would follow the
+    end, or a response that ends exactly at the limit would lose its reward."""
     out = ending.sample("agent", [[20, 21]], G=300, max_new_tokens=6, generator=ending.generator(2))
     for r in out:
         assert not set(r.response[:-1]) & set(ENDINGS)
@@ -235,12 +238,12 @@ def test_every_eos_id_of_the_model_ends_a_response(ending):
 
 
 def test_draw_draws_as_often_as_the_softmax_says():
-    """Otherwise other tokens would be drawn, or log-probs would belong to other tokens."""
+    """Otherwise tokens would be drawn at wrong rates, or log-probs would belong to other tokens."""
     logits = torch.linspace(-1, 1, 8).expand(2, 10_000, 8)
     ids, logps = draw(logits, 0.7, torch.Generator().manual_seed(3))
     expected = (logits / 0.7).log_softmax(-1)
     torch.testing.assert_close(logps, expected.gather(-1, ids[..., None])[..., 0])
-    # to five standard deviations
+    # within five standard deviations
     shares = ids.flatten().bincount(minlength=8) / 20_000
     torch.testing.assert_close(shares, expected[0, 0].exp(), atol=0.016, rtol=0)
     greedy, _ = draw(logits[0, :2], 0, None)
@@ -248,8 +251,7 @@ def test_draw_draws_as_often_as_the_softmax_says():
 
 
 def test_draw_gives_no_token_of_probability_0(monkeypatch):
-    """Otherwise a random number of exactly 0, or the last one below 1, would draw an impossible
-    token."""
+    """Otherwise a random number of exactly 0, or just below 1, would draw an impossible token."""
     logits = torch.tensor([[-math.inf, 0.0, -math.inf, 1.0]])
     for number, token in ((0.0, 1), (1 - 2 ** -53, 3)):
         monkeypatch.setattr(torch, "rand", lambda *shape, dtype, **_: torch.full(
@@ -259,7 +261,7 @@ def test_draw_gives_no_token_of_probability_0(monkeypatch):
 
 
 def test_a_model_without_finite_numbers_is_one_line():
-    """Otherwise rollouts of one arbitrary token would be scored as answers."""
+    """Otherwise rollouts of arbitrary tokens would be scored as answers."""
     policy = tiny_policy(adapters=())
     policy.lm.get_output_embeddings().weight.data[7] = float("nan")
     user_error("no finite logits", policy.sample, None, [[4, 5]])
@@ -270,8 +272,8 @@ def test_a_model_without_finite_numbers_is_one_line():
 
 
 def test_fresh_adapters_are_the_reference_bit_for_bit(shared):
-    """Otherwise the KL to the initial policy would not start at zero, a part of an adapter would
-    stay on when it is off, or both would be the same."""
+    """Otherwise the KL to the initial policy would not start at zero, a switched-off adapter would
+    still act, or both adapters would be the same."""
     bare, = scored(tiny_policy(adapters=()), None)
     fresh = scored(tiny_policy(live=False), "agent", "env", None)
     agent, env, off = scored(shared, "agent", "env", None)
@@ -289,7 +291,7 @@ def test_active_adapter_is_restored_after_an_exception(shared):
 
 
 def test_gradients_survive_a_switch_of_adapters_before_the_backward_pass():
-    """Otherwise PEFT would freeze the inactive adapter, and autograd drop its pending gradient."""
+    """Otherwise PEFT would freeze the inactive adapter, and autograd would drop its gradient."""
     policy = tiny_policy()
     _, *expected = learned(policy)
     clear(policy)
@@ -309,15 +311,15 @@ def test_only_adapters_are_trainable_and_each_optimiser_has_its_own():
     trainable = {id(p) for p in policy.model.parameters() if p.requires_grad}
     assert not owned["agent"] & owned["env"]
     assert trainable == owned["agent"] | owned["env"]
-    with policy.use("agent"):  # whichever is active while it is built
+    with policy.use("agent"):  # no matter which adapter is active
         [group] = policy.optimizer("env", 1e-3).param_groups
-    # a weight decay would pull each policy back to the base a little at every step
+    # weight decay would pull each policy towards the base at every step
     assert {id(p) for p in group["params"]} == owned["env"] and group["weight_decay"] == 0
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_cast_weights_are_gone_after_sampling(dtype):
-    """Otherwise training would read stale weights, and pass them no gradient."""
+    """Otherwise training would read stale weights and give the adapters no gradient."""
     policy = tiny_policy(dtype=dtype)
 
     def sample():
@@ -326,7 +328,7 @@ def test_cast_weights_are_gone_after_sampling(dtype):
     first = sample()
     assert len(policy.lora_layers) == 14 and all(m.cast is None for m in policy.lora_layers)
     assert all(g.abs().max() > 0 for g in learned(policy)[1:])
-    randomise(policy, seed=5)  # as an optimiser's step does: in place
+    randomise(policy, seed=5)  # in place, like an optimiser's step
     assert sample() != first
 
 
@@ -339,15 +341,15 @@ def test_lora_layers_compute_what_peft_computes(folder, quant):
     assert len(policy.lora_layers) == 7 * 2
     logp, *ours = learned(policy)
     for layer in policy.lora_layers:
-        del layer.forward  # what is left is the library's
+        del layer.forward  # leaves the library's own forward
     expected, *librarys = learned(policy)
     torch.testing.assert_close(logp, expected)
     assert nearly_equal(ours, librarys) and all(g.abs().max() > 0 for g in ours)
 
 
 def test_rollouts_keep_their_cache_after_gradient_checkpointing():
-    """Otherwise transformers would drop the cache in training mode, and decoding silently become
-    quadratic."""
+    """Otherwise transformers would drop the cache in training mode, and decoding would silently
+    become quadratic."""
     policy = tiny_policy()
 
     def sample():
@@ -360,15 +362,14 @@ def test_rollouts_keep_their_cache_after_gradient_checkpointing():
         lambda m, args, out: differentiable.append(out.requires_grad))
     with shapes_into(policy.lm.get_input_embeddings()) as inputs:
         assert sample() == plain
-    assert not any(differentiable)  # else every token would keep its activations
+    assert not any(differentiable)  # or every token would keep its activations
     widths = [tokens for _, tokens in inputs]
     assert widths[0] == 3 and max(widths[1:]) <= 2  # one token per rollout
     assert not policy.model.training
 
 
 def test_saved_adapter_is_read_by_load(folder, tmp_path):
-    """Otherwise a run's adapters could not be used afterwards, or one of another model would be
-    read in part."""
+    """Otherwise a run's adapters could not be used, or another model's would be read in part."""
     policy = tiny_policy(chat=True)
     policy.save_adapters(tmp_path)
     options = dict(adapters=("env",), adapter_folder=tmp_path / "env", dtype="fp32")
@@ -376,8 +377,8 @@ def test_saved_adapter_is_read_by_load(folder, tmp_path):
     assert equal_bits(scored(loaded, "env"), scored(policy, "env"))
     assert all(p.requires_grad for p in loaded.params["env"])
     weights = tmp_path / "env" / "adapter_model.safetensors"
-    kept = {name: t for name, t in load_file(weights).items() if "layers.1" not in name}
-    save_file(kept, weights)
+    layer_0 = {name: t for name, t in load_file(weights).items() if "layers.1" not in name}
+    save_file(layer_0, weights)
     refused("another model", folder, **options)
 
 
@@ -386,21 +387,20 @@ def test_saved_adapter_is_read_by_load(folder, tmp_path):
 
 
 def test_chat_messages_become_the_golden_ids():
-    """Otherwise a model would write its own header, read a second BOS, or miss a message that its
-    template leaves out."""
+    """Otherwise a model would have to write its own header, read a second BOS, or miss a message
+    that its template leaves out."""
     messages = [{"role": "user", "content": "w9 w8"}]
     policy = tiny_policy(adapters=(), chat=True, bos=True)
     assert policy.encode(messages) == [BOS, 4, 13, 12, EOS, 5]
     user_error("chat template", tiny_policy(adapters=()).encode, messages)  # a base model
-    # it loses a message: the agent would answer without its functions, and nothing would say why
+    # with a template that drops a message the agent would answer without seeing its functions
     policy.tokenizer.chat_template = (
         "{% for m in messages if m.role != 'system' %}{{ m.content }} <eos> {% endfor %}")
     user_error("leaves out", policy.encode, [{"role": "system", "content": "w3"}, *messages])
 
 
 def test_chat_template_gets_its_options_and_one_date(folder):
-    """Otherwise a model that thinks by default would think, and a run past midnight would have
-    other prompts."""
+    """Otherwise thinking could not be switched off, or prompts would change at midnight."""
     tokenizer = toy_tokenizer(chat=True)
     tokenizer.chat_template += ("{% if enable_thinking is false %} w2{% endif %}"
                                 "{% if strftime_now('%Y-%d') == '2020-07' %} w7{% endif %}")
@@ -412,15 +412,15 @@ def test_chat_template_gets_its_options_and_one_date(folder):
 
 
 def test_a_turn_ends_as_the_template_writes_it():
-    """Otherwise a model that names another end would never stop where its template does, and
-    imitation would teach it an end that no prompt has."""
+    """Otherwise a model whose EOS differs from its template's end of turn would not stop there, and
+    would learn an end that no prompt has."""
     policy = tiny_policy(adapters=(), chat=True, eos_token_id=STOP)
     assert policy.end_of_turn == [EOS] and policy.eos_ids == [STOP, EOS]
-    assert tiny_policy(adapters=(), eos_token_id=STOP).end_of_turn == [STOP]  # no template
+    assert tiny_policy(adapters=(), eos_token_id=STOP).end_of_turn == [STOP]  # without a template
 
 
 def test_control_tokens_within_a_response_are_seen(shared):
-    """Otherwise an answer with tokens that decode drops would earn, and be imitated with them."""
+    """Otherwise an answer with tokens that `decode` drops would earn a reward and be imitated."""
     assert shared.decode([4, STOP, 5, EOS]) == "w0 w1"
     assert shared.has_control_tokens([4, STOP, 5, EOS]) and shared.has_control_tokens([EOS, EOS])
     assert not shared.has_control_tokens([4, 5, EOS]) and not shared.has_control_tokens([4, 5])
@@ -430,20 +430,20 @@ def test_control_tokens_within_a_response_are_seen(shared):
 # models that cannot be used
 
 
-@pytest.mark.parametrize("name, weight, said", [
+@pytest.mark.parametrize("name, weight, message", [
     ("model.layers.1.mlp.up_proj.weight", None, "1.mlp.up_proj.weight is missing"),
     ("score", torch.ones(2), "score is unexpected"),
     ("lm_head.weight", torch.ones(9, 32), "lm_head.weight.* is mismatched")])
-def test_weights_that_are_not_the_models_are_refused(folder, name, weight, said):
-    """Otherwise missing weights would silently be random."""
+def test_weights_that_are_not_the_models_are_refused(folder, name, weight, message):
+    """Otherwise missing or mismatched weights would silently be random."""
     path = f"{folder}/model.safetensors"
     tensors = {**load_file(path), name: weight}
     save_file({k: v for k, v in tensors.items() if v is not None}, path, {"format": "pt"})
-    refused(said, folder)
+    refused(message, folder)
 
 
 def test_model_folders_of_other_kinds_are_one_line(folder, tmp_path):
-    """Otherwise hours of imitation would end in a traceback of the library."""
+    """Otherwise such a model would end in a traceback of the library, perhaps after hours."""
     tokenizer = toy_tokenizer(chat=True)
     tokenizer.add_tokens(["one more"])
     tokenizer.save_pretrained(folder)
@@ -458,10 +458,10 @@ def test_model_folders_of_other_kinds_are_one_line(folder, tmp_path):
     ("mistral", {"sliding_window": 16}, "full causal"), ("mistral", {"sliding_window": 400}, ""),
     ("granite", {"logits_scaling": 8.0}, "full causal"),
     ("lfm2", {"layer_types": ["conv", "full_attention"]}, "cannot be used"),
-    # its block drops out in train mode, which gradient checkpointing sets
+    # its block applies dropout in train mode, which gradient checkpointing sets
     ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.5}, "cannot be used")])
 def test_models_whose_three_paths_differ_are_refused(tmp_path, family, options, fault):
-    """Otherwise they would silently be sampled, or scored, as other models."""
+    """Otherwise sampling and scoring would silently be those of different models."""
     options = {**TINY, "max_position_embeddings": 512, **options}
     path = save(tiny_lm(config=AutoConfig.for_model(family, **options)), tmp_path)
     if fault:
@@ -471,8 +471,8 @@ def test_models_whose_three_paths_differ_are_refused(tmp_path, family, options, 
 
 
 def test_rounding_of_large_scores_is_not_taken_for_another_model(tmp_path):
-    """Otherwise the real Qwen2.5 of 0.5B and 1.5B would be refused, as bf16 attention rounds their
-    scores."""
+    """Otherwise the real Qwen2.5 of 0.5B and 1.5B would be refused, because bf16 attention rounds
+    their scores."""
     lm = tiny_lm()
     for layer in lm.model.layers:
         seeded = torch.Generator().manual_seed(0)
@@ -488,8 +488,7 @@ def test_model_without_any_end_token_is_refused():
 
 
 def test_code_in_a_model_folder_is_neither_asked_for_nor_run(folder, tmp_path, monkeypatch):
-    """Otherwise transformers would ask whether to run custom code, and take a piped y for an
-    answer."""
+    """Otherwise transformers would ask whether to run custom code and take a piped y as consent."""
     (tmp_path / "model" / "custom.py").write_text(f"open({str(tmp_path / 'executed')!r}, 'w')\n")
     foreign = {"model_type": "foreign", "auto_map": {"AutoConfig": "custom.Own"}}
     (tmp_path / "model" / "config.json").write_text(json.dumps(foreign))
@@ -500,13 +499,12 @@ def test_code_in_a_model_folder_is_neither_asked_for_nor_run(folder, tmp_path, m
 
 
 def test_more_tokens_than_a_model_reads_are_refused(folder):
-    """Otherwise a warm start would silently imitate what the model cannot tell apart."""
+    """Otherwise tokens would silently lie at positions that the model cannot tell apart."""
     refused("reads 128 tokens at most", folder, max_tokens=129)
 
 
 def test_a_block_that_computes_something_else_in_train_mode_is_refused(folder, monkeypatch):
-    """Otherwise its gradient would be that of another model on a GPU, where no test would see
-    it."""
+    """Otherwise its gradient on a GPU, where no test looks, would be that of another model."""
     block = sys.modules[type(tiny_lm()).__module__].Qwen2DecoderLayer
     forward = block.forward
 
@@ -520,8 +518,7 @@ def test_a_block_that_computes_something_else_in_train_mode_is_refused(folder, m
 
 
 def test_what_the_options_say_reaches_the_model(monkeypatch):
-    """Otherwise a run of rank 16 would train rank 64, or one that is resumed tomorrow would read
-    another date."""
+    """Otherwise a run would train with another rank, or show another date when it is resumed."""
     o = Options(rank=3, seed=7, quant="nf4", dtype="fp32", date="2026-01-07", model="m",
                 chat_template_kwargs='{"enable_thinking": false}', max_prompt_tokens=100,
                 max_response_tokens=20, max_task_tokens=30)
@@ -533,6 +530,6 @@ def test_what_the_options_say_reaches_the_model(monkeypatch):
 
 
 def test_an_empty_prompt_is_refused(shared):
-    """Otherwise its first token would be drawn from padding."""
+    """Otherwise the first token of its response would be drawn from padding."""
     with pytest.raises(ValueError, match="empty prompt"):
         shared.sample("agent", [[4], []])

