@@ -178,19 +178,19 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
         old = [None] * len(steps)
         if len(steps) > 1:
             old = [response_logps(policy, [rollouts[i] for i in step], o) for step in steps]
-        taken = []  # statistics of each step
+        step_stats = []  # statistics of each step
         for step, old_logps in zip(steps, old, strict=True):
             result = _grpo_step(policy, adapter, optimizer, [rollouts[i] for i in step],
                                 advantages[step], [ref[i] for i in step], old_logps, o)
             if result is None:  # not finite
                 stats["skipped_steps"] += 1
             else:
-                taken.append(result)
-    if taken:
-        for key in taken[0]:
-            stats[key] = sum(step[key] for step in taken) / len(taken)
+                step_stats.append(result)
+    if step_stats:
+        for key in step_stats[0]:
+            stats[key] = sum(step[key] for step in step_stats) / len(step_stats)
     # the one statistic that is a sum, not a mean
-    stats["trained_tokens"] = sum(step["trained_tokens"] for step in taken)
+    stats["trained_tokens"] = sum(step["trained_tokens"] for step in step_stats)
     stats["zero_variance"] = 1 - B / len(mixed)
     return stats
 

@@ -67,8 +67,8 @@ def parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out)
         raise InvalidTask("special tokens")
     task = world.parse_task(text, seed_task, epoch)
     check_task(world, task, seed_task, held_out, *(policy.tokenizer for policy in policies))
-    # The task must fit both prompts: the agent's and, as a seed task, the simulator's. 0.5 stands
-    # for any p_hat.
+    # The task must fit both prompts: the agent's and, as a seed task, the simulator's, here with
+    # 0.5 as an example of a p_hat.
     prompts = world.agent_prompt(task), world.env_prompt(task, 0.5)
     for policy in policies:
         longest = max(len(policy.encode(prompt)) for prompt in prompts)

@@ -111,8 +111,8 @@ class Policy(Chat):
         patch(self.model)
         self.lora_layers = [m for m in self.model.modules() if is_plain_lora(m)]
         self.blocks = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)]
-        named = list(self.model.named_parameters())
-        self.params = {adapter: [p for name, p in named if f".{adapter}." in name]
+        parameters = list(self.model.named_parameters())
+        self.params = {adapter: [p for name, p in parameters if f".{adapter}." in name]
                        for adapter in adapters}
         self.device = self.lm.get_input_embeddings().weight.device
         self.decoder = Decoder if self.device.type == "cpu" else GraphDecoder
@@ -254,7 +254,7 @@ class Policy(Chat):
     def logprobs(self, rollouts, temperature: float = 1.0, grad_checkpoint=None):
         """Score N rollouts under the active adapter; the prompt of a group is encoded once.
 
-        Returns logp (N, R) fp32, zero where no token was drawn, and mask (N, R) bool, True where
+        Return logp (N, R) fp32, zero where no token was drawn, and mask (N, R) bool, True where
         one was. Differentiable. grad_checkpoint: compute each layer again in the backward pass
         instead of keeping its activations; None = only on a GPU.
         """

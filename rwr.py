@@ -87,8 +87,8 @@ def draw_kl_sample(texts, generator) -> list:
     """
     groups = list(dict.fromkeys(r.group for r in texts))
     order = torch.randperm(len(groups), generator=generator)[:KL_SEEDS].tolist()
-    drawn = {groups[i] for i in order}
-    return [r for r in texts if r.group in drawn]
+    chosen = {groups[i] for i in order}
+    return [r for r in texts if r.group in chosen]
 
 
 # ---------------------------------------------------------------------------------------------

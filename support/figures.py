@@ -100,15 +100,15 @@ def of_runs(runs: dict, band=()) -> list:
     metrics = next(iter(runs.values()))[0]
     sections = []
     for heading, panels in SECTIONS.items():
-        drawn = []
+        entries = []
         for panel in panels:
             lines = lines_of(panel, runs)
             if not any(lines.values()):
                 continue
             unit = metrics[0].get(panel.unit, panel.unit)
             around = band if "success_rate" in panel.metrics else ()
-            drawn.append(page_entry(panel, curves(lines, unit, around)))
-        sections.append({"heading": heading, "figures": drawn})
+            entries.append(page_entry(panel, curves(lines, unit, around)))
+        sections.append({"heading": heading, "figures": entries})
     return sections
 
 

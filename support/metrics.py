@@ -81,12 +81,12 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     Rates and shares are in [0, 1], lengths in tokens or the world's units, KL and `entropy` in nats
     per token, `skill_entropy` in bits, times in seconds. What was not measured is None.
     """
-    new = new_trials(run.state)
+    trials = new_trials(run.state)
     record = {"epoch": run.state.epoch, "alpha": alpha}
-    record |= success_figures(new, run.o.G)
+    record |= success_figures(trials, run.o.G)
     record |= validation(run)
     record |= agent_figures(run)
-    record |= simulator_figures(run, new, env_stats)
+    record |= simulator_figures(run, trials, env_stats)
     # CPU time of training, without validation and other programs
     record["cpu_seconds"] = run.state.cpu_seconds
     for key, value in record.items():
@@ -95,18 +95,18 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     return {**record, "warnings": health.warnings(record, run.history, run.o)}
 
 
-def success_figures(new, G: int) -> dict:
-    """Measure how hard an epoch's new tasks were for the agent. new: Trials of G attempts each."""
-    figures = {"distinct_tasks": len(new)}
+def success_figures(trials, G: int) -> dict:
+    """Measure how hard an epoch's new tasks were for the agent. trials: of G attempts each."""
+    figures = {"distinct_tasks": len(trials)}
     # mean of p_hat (Eq. 2)
-    figures["success_rate"] = mean(trial.p_hat for trial in new)
+    figures["success_rate"] = mean(trial.p_hat for trial in trials)
     # how many tasks were solved 0, 1, ... G times; p_hat is k / G (Eq. 2)
-    solved = Counter(round(trial.p_hat * G) for trial in new)
+    solved = Counter(round(trial.p_hat * G) for trial in trials)
     figures["p_hat_counts"] = [solved[k] for k in range(G + 1)]
-    figures["solved"] = mean(trial.p_hat == 1 for trial in new)
-    figures["unsolved"] = mean(trial.p_hat == 0 for trial in new)
+    figures["solved"] = mean(trial.p_hat == 1 for trial in trials)
+    figures["unsolved"] = mean(trial.p_hat == 0 for trial in trials)
     # share of tasks with both right and wrong attempts: GRPO learns nothing from the others
-    figures["mixed_share"] = mean(len({e.reward for e in trial.traces}) > 1 for trial in new)
+    figures["mixed_share"] = mean(len({e.reward for e in trial.traces}) > 1 for trial in trials)
     # near 1 if the agent is equally unsure of all tasks; near 0 if it solves each always or never
     figures["mixed_of_possible"] = mixed_of_possible(
         figures["mixed_share"], figures["success_rate"], G)
@@ -148,11 +148,11 @@ def agent_figures(run) -> dict:
     return figures
 
 
-def simulator_figures(run, new, env_stats: dict) -> dict:
+def simulator_figures(run, trials, env_stats: dict) -> dict:
     """Measure what the simulator wrote in an epoch, and its RWR update.
 
-    env_stats: what rwr.rwr_update returned, and env_kept, how many of this epoch's tasks are in the
-    band.
+    trials: those of the new tasks. env_stats: what rwr.rwr_update returned, and env_kept, how many
+    of this epoch's tasks are in the band.
     """
     written = len(run.state.env_rollouts)
     figures = {
@@ -160,9 +160,10 @@ def simulator_figures(run, new, env_stats: dict) -> dict:
         "written": written,
         "invalid": dict(run.state.invalid),
         "refused": None,
-        "skill_entropy": entropy(skill for trial in new for skill in run.world.skills(trial.task)),
+        "skill_entropy": entropy(
+            skill for trial in trials for skill in run.world.skills(trial.task)),
         # mean length of the new tasks, counted in the world's unit
-        "task_length": mean(run.world.task_length(trial.task) for trial in new),
+        "task_length": mean(run.world.task_length(trial.task) for trial in trials),
         "length_unit": run.world.length_unit,
         # tasks in the band |p_hat - alpha| <= k_min
         "env_kept": None,

@@ -269,19 +269,19 @@ def parse_options(argv) -> Options:
     file = inspect.getfile(world)
     with users_code(file, f"OPTIONS {world.OPTIONS}"):
         p = parser(world)
-    asked = preset | vars(p.parse_args(argv))  # the command line wins
-    asked.pop("preset", None)
+    requested = preset | vars(p.parse_args(argv))  # the command line wins
+    requested.pop("preset", None)
     values = {name: default for name, (default, _, _) in world.OPTIONS.items()}
     if saved:
         values |= flat(saved)  # a resumed run keeps its options
-        for name in sorted(asked.keys() - MAY_CHANGE):
-            if asked[name] != values[name]:
+        for name in sorted(requested.keys() - MAY_CHANGE):
+            if requested[name] != values[name]:
                 raise UserError(f"{flag(name)} stays {values[name]!r} in this run: begin one in "
                                 "another --out")
     else:
         with users_code(file):
-            values |= asdict(Options(**world.defaults(asked)))
-    values |= asked
+            values |= asdict(Options(**world.defaults(requested)))
+    values |= requested
     # including options that the world has lost since the run began: World.__init__ refuses them
     names = sorted(values.keys() - vars(Options()).keys())
     values["world_options"] = {name: values.pop(name) for name in names}

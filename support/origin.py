@@ -112,9 +112,9 @@ def check_origin(then: dict, now: dict, schedule: str):
         if present != value:
             raise UserError(f"{name} was {value!s:.20} when this run began and is {present!s:.20}: "
                             "restore it, or start a new run")
-    edited = [name for name, hashes in now["code"].items() if then["code"].get(name) != hashes]
-    if edited:
-        print(f"edited since this run began: {', '.join(edited)}")
+    changes = [name for name, hashes in now["code"].items() if then["code"].get(name) != hashes]
+    if changes:
+        print(f"edited since this run began: {', '.join(changes)}")
     if now["epochs"] != then["epochs"] and schedule != "constant":
         print(f"--epochs was {then['epochs']} and is {now['epochs']}: if --alpha-schedule "
               f"{schedule} follows the length of the run, alpha leaves its former course here")

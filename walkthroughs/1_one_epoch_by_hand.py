@@ -1,14 +1,14 @@
 """Run one epoch of Algorithm 1, line by line, in the built-in world with the project's functions.
 
-What to look at: what each line hands to the next. The simulator turns seed tasks into tasks.
-The agent attempts each task. The attempts give a success rate, the rate a reward for the
-simulator, and the reward a weight. Two adapters move independently, and two pools grow.
-Read along: `epoch` in genenv.py makes the same calls in the same order, and Algorithm 1 of the
-paper.
+What to look at: what each line hands to the next. The simulator turns seed tasks into tasks. The
+agent attempts each task. The attempts give a success rate, the rate gives a reward for the
+simulator, and the reward gives a weight. Two adapters move independently, and two pools grow.
+Read along: Algorithm 1 of the paper, and `epoch` in genenv.py, which makes the same calls in the
+same order.
 """
 # %% A run: options, world, policy (one frozen base, two adapters), pools, optimisers, generators.
 import sys
-sys.path[:0] = [".", ".."]  # the project's root, started there or in this folder
+sys.path[:0] = [".", ".."]  # the project's root, whether started there or in this folder
 
 import tempfile
 
@@ -33,7 +33,7 @@ def shown(figure) -> str:
     return "-" if figure is None else f"{figure:.3f}"
 
 
-# Take options from the command line; in a notebook that is the kernel's.
+# Take options from the command line, but not in a notebook, where it is the kernel's.
 options = [] if "ipykernel" in sys.modules else sys.argv[1:]
 argv = ["--out", f"{tempfile.mkdtemp()}/run", "--epochs", "1", "--threads", "1", *options]
 with plain_errors():  # a bad option prints one line
@@ -43,20 +43,20 @@ state, alpha = run.state, o.alpha
 state.epoch = 1  # t of Algorithm 1
 held_out = run.world.validation_tasks()
 start = mean(rates_on(run, held_out, 4, 1.0))
-print(f"held-out success before, by 4 attempts a task (a run makes 8): {start:.3f}")
+print(f"held-out success before, from 4 attempts a task (a run makes 8): {start:.3f}")
 tasks, records = run.train_pool.tasks, run.env_pool.records
 print(f"D_train {len(tasks)} tasks, all base; D_env {len(records)} records\n"
-      "So: the agent knows the format and slips often; the simulator has written nothing yet.")
+      "So: the agent knows the format but slips often; the simulator has written nothing yet.")
 
-# %% An epoch is `steps` small steps, so that new tasks can serve as seed tasks immediately.
+# %% An epoch has `steps` small steps, so that new tasks can serve as seed tasks immediately.
 for step in range(o.steps):
     # 1. T_t ~ pi_env: the simulator writes 4 variations of each of 16 seed tasks. Code checks them.
     tasks, records = genenv.generate(run, alpha)
-    # 1. Interact: G = 8 attempts at each, and at a few of D_train. Eq. 1 gives r, Eq. 2 p_hat.
+    # 1. Interact: make G = 8 attempts at each, and at a few of D_train. Eq. 1 gives r, Eq. 2 p_hat.
     trials = genenv.interact(run, genenv.fill_batch(run, tasks))
     # 2a. Agent update: GRPO on r. Groups that are all right or all wrong have no gradient.
     stats = genenv.update_agent(run, trials)
-    # 3a. D_train <- D_train + Valid(E_t). For D_env: what the simulator wrote, and its p_hat.
+    # 3a. D_train <- D_train + Valid(E_t). Keep what the simulator wrote, with its p_hat, for D_env.
     genenv.add_attempts(run, trials)
     genenv.attach_p_hats(records, trials)
     state.records += records
@@ -69,7 +69,7 @@ for step in range(o.steps):
             first = trial.traces[0]
             print(f"  {seed_task.text}  ->  {trial.task.text}:  {first.text}")
             print(f"    r {first.reward:.0f}, p_hat {trial.p_hat:.3f}")
-        print("So: a variation is another task, and code says whether an answer is right.")
+        print("So: a variation is another task, and code decides whether an answer is right.")
         # Show what GRPO makes of the eight rewards of one task's group.
         mixed = next((trial for trial in trials if 0 < trial.p_hat < 1), trials[0])
         r = torch.tensor([[e.reward for e in mixed.traces]])  # (1, G)
@@ -89,17 +89,17 @@ fresh = distinct(state.records)
 print(f"the simulator wrote {len(state.records)} valid tasks, {len(fresh)} distinct")
 for record in fresh:
     record.r_env = curriculum.reward_bell(record.p_hat, alpha, o.beta)  # Eq. 3
-kept = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
-weights = rwr_weights(torch.tensor([r.r_env for r in kept]), o.lam)  # RWR: w ~ exp(lam * R_env)
-weight_of = {r.p_hat: float(w) for r, w in zip(kept, weights)}  # the same p_hat, the same weight
+band = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
+weights = rwr_weights(torch.tensor([r.r_env for r in band]), o.lam)  # RWR: w ~ exp(lam * R_env)
+weight_of = {r.p_hat: float(w) for r, w in zip(band, weights)}  # the same p_hat, the same weight
 print("\np_hat      tasks    R_env   weight (mean 1 over the tasks in the band; Eq. 2, Eq. 3, RWR)")
 for p_hat in sorted({r.p_hat for r in fresh}):
     same = [r for r in fresh if r.p_hat == p_hat]
     print(f"{p_hat:.3f} {len(same):10d} {same[0].r_env:8.3f} {shown(weight_of.get(p_hat)):>8s}")
-print(f"in the band {len(kept)}, largest weight / smallest {weight_ratio(weights):.2f}\n"
+print(f"in the band {len(band)}, largest weight / smallest {weight_ratio(weights):.2f}\n"
       "So: the band selects. Inside it the paper's lam and beta give nearly equal weights.")
 
-# %% 2b. RWR on mini-batches of these records. KL penalty and cap are measured on unselected text.
+# %% 2b. RWR on mini-batches of these records. KL penalty and cap are measured on unfiltered text.
 def nats(records):
     """Return the simulator's mean -log pi_env over the tokens of these texts."""
     texts = [Rollout(i, r.prompt, r.response) for i, r in enumerate(records)]
@@ -107,12 +107,12 @@ def nats(records):
         return -float(torch.cat(response_logps(run.simulator, texts, o)).mean())
 
 
-others = [r for r in fresh if r not in kept]
-kept_before, others_before = nats(kept), nats(others)
-stats = genenv.update_environment(run, kept, old=[])  # D_env has no older records yet
+others = [r for r in fresh if r not in band]
+band_before, others_before = nats(band), nats(others)
+stats = genenv.update_environment(run, band, old=[])  # D_env has no older records yet
 print(f"\nRWR: {stats['env_steps']} steps, KL of the update {shown(stats['env_kl_step'])}, at most "
       f"{KL_CAP}")
-print(f"nats per token: imitated tasks {kept_before:.3f} -> {nats(kept):.3f}, other tasks "
+print(f"nats per token: imitated tasks {band_before:.3f} -> {nats(band):.3f}, other tasks "
       f"{others_before:.3f} -> {nats(others):.3f} (lower is likelier)")
 print("So: imitated tasks are likelier now, at the cost of the rest; nothing else has changed.")
 

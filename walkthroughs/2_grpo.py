@@ -1,13 +1,13 @@
 """Run GRPO on one prompt, and show every number.
 
-What to look at: the agent answers the prompt G = 8 times; the group's own mean is the baseline;
-one optimiser step moves probability from answers below it to those above. Watch the last column of
-the second table: which token goes up, which go down, and which hardly move.
+What to look at: the agent answers the prompt G = 8 times. The group's mean is the baseline. One
+optimiser step moves probability from answers below it to those above. Watch the last column of the
+second table: which token goes up, which go down, and which hardly move?
 Read along: grpo.py, Eq. 4 and Prop. 1 of the paper.
 """
 # %% A policy small enough to see: two positions, eleven tokens, one table of logits.
 import sys
-sys.path[:0] = [".", ".."]  # the project's root, started there or in this folder
+sys.path[:0] = [".", ".."]  # the project's root, whether started there or in this folder
 
 import torch
 
@@ -36,7 +36,7 @@ def p_right():
 print(f"before: P(right answer) = {p_right():.4f}\n"
       "So: this agent is right sometimes, which is what GRPO needs.")
 
-# %% 1. G rollouts. A response ends with <eos>; one that has not ended after two tokens is cut off.
+# %% 1. Draw G rollouts. A response ends with <eos>; after two tokens without one it is cut off.
 G, generator = 8, torch.Generator().manual_seed(11)
 draws = torch.stack([torch.multinomial(policy.probs()[t], G, replacement=True, generator=generator)
                      for t in range(2)], dim=1).tolist()  # (G, 2)
@@ -44,7 +44,7 @@ responses = [r[:1] if r[0] == EOS else r for r in draws]
 rewards = torch.tensor([[float(r == RIGHT) for r in responses]])  # (B, G) with B = 1; Eq. 1
 print(f"p_hat = k / n = {success_rate(rewards[0].tolist()):.3f}  (Eq. 2)")
 
-# %% 2. Advantages: the group's mean is the baseline b of Eq. 4, its standard deviation the unit.
+# %% 2. Advantages: the group's mean is the baseline b of Eq. 4; its standard deviation is the unit.
 advantages = group_advantages(rewards)  # (1, G)
 plain = group_advantages(rewards, scale="none")
 print("\nresponse    r   r - b   advantage")
@@ -64,9 +64,9 @@ print(f"surrogate: {abs(aggregate(per_token, mask, tokens, rows)):.4f} in value,
       f" KL: {aggregate(token_kl(logp, ref_logp), mask, tokens, rows):.4f}")
 print("So: the loss is almost 0 here. What counts is its gradient.")
 
-# %% 4. The value shows nothing (it is 0 if all responses are equally long); the gradient does. It
-# is that of Eq. 4 with the advantage instead of r - b; tokens never sampled move only through
-# softmax.
+# %% 4. The value shows nothing (it is 0 if all responses are equally long), but the gradient does.
+# It is that of Eq. 4 with the advantage instead of r - b. Tokens that were never sampled move only
+# through the softmax.
 optimizer = torch.optim.SGD(policy.params["agent"], lr=1.0)  # a run uses AdamW
 loss, stats = grpo_loss(logp, old_logp, ref_logp, advantages[0], mask, tokens, rows, kl_coef=0.001)
 loss.backward()
@@ -79,7 +79,7 @@ for word in (7, 6, EOS, 3):
 print(f"after one step: P(right answer) = {p_right():.4f}\n"
       "So: 7 goes up, wrong answers that were drawn go down, what was never drawn hardly moves.")
 
-# %% 5. The same step as the project makes it: grpo_update scores, drops, steps.
+# %% 5. The same step as the project takes it: grpo_update scores rollouts, drops groups, steps.
 by_hand = policy.logits.detach().clone()
 policy.logits.data.copy_(policy.initial)
 stats = grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), rollouts,
@@ -89,13 +89,13 @@ print(f"\ngrpo_update: the same step, gradient norm {stats['grad_norm']:.3f}, "
       f"trained tokens {stats['trained_tokens']}")
 print("So: grpo_update contains nothing beyond the steps above.")
 
-# %% 6. Why tasks should be solved half of the time: with k of 8 right, the mean squared gain r - b.
+# %% 6. Why tasks should be solved half the time: the mean squared gain r - b, with k of 8 right.
 print("\nk of 8   has signal   mean (r - b)^2 = p (1 - p), Prop. 1")
 for k in (0, 1, 4, 7, 8):
     r = torch.tensor([[1.0] * k + [0.0] * (8 - k)])
     gain = group_advantages(r, scale="none").pow(2).mean()
     print(f"{k:4d} {str(bool(has_signal(r))):>11s} {gain:15.4f}")
-print("So: half right teaches most, all right and all wrong nothing: that is why alpha is 0.5.")
+print("So: half right teaches most, all right or all wrong nothing. That is why alpha is 0.5.")
 print("""
 Try: manual_seed(12) in 1: which answers are drawn now, and what goes up?
      scale="none" in 2: how long is the step if one of eight is right, or four?

@@ -1,13 +1,13 @@
 """Run reward-weighted regression on a toy simulator that can write only eight tasks.
 
-What to look at: with enough steps RWR ends where arithmetic says, at pi_0 exp(lam R) / Z (R:
-R_env). So tables show the effect of the filter, lam, beta and the KL terms: above all, that with
-the paper's lam and beta the weights do little and the filter selects.
+What to look at: with enough steps RWR ends where arithmetic predicts, at pi_0 exp(lam R) / Z (R:
+R_env). Tables can therefore show the effect of the filter, lam, beta and the KL terms. Above all,
+with the paper's lam and beta the weights do little, and the filter selects.
 Read along: rwr.py, curriculum.py (Eq. 3 and the filter).
 """
 # %% Eight tasks with known success rates, and a simulator that mostly writes the easy ones.
 import sys
-sys.path[:0] = [".", ".."]  # the project's root, started there or in this folder
+sys.path[:0] = [".", ".."]  # the project's root, whether started there or in this folder
 
 from types import SimpleNamespace
 
@@ -33,7 +33,7 @@ def r_env(beta=BETA):
 
 
 def train(k_min=1.0, steps=60, lr=4.0, cap=1e9, env_kl=0.0):
-    """Imitate the written tasks in the band; returns (probabilities (8,), statistics)."""
+    """Imitate the written tasks in the band; return (probabilities (8,), statistics)."""
     policy = TablePolicy(PI_0.log()[None], "env")
     optimizer = torch.optim.SGD(policy.params["env"], lr=lr)
     rewards = r_env().tolist()
@@ -66,7 +66,7 @@ show("pi_0", PI_0)
 show("pi_0 exp(lam R) / Z", closed)
 show("trained by rwr_update", trained)
 assert (trained - closed).abs().max() < 1e-3
-print("So: RWR ends where arithmetic says, close to its start: easy tasks stay most frequent.")
+print("So: RWR ends where arithmetic predicts, close to its start: easy tasks stay most frequent.")
 
 # %% 3. The filter. Tasks outside |p_hat - alpha| <= k_min are not imitated: their mass moves
 # inside.
@@ -77,8 +77,8 @@ for k_min in (1.0, 0.26, 0.1):
     by_filter[f"k_min {k_min}"] = probs
     show(f"k_min {k_min}", probs)
     print(f"{'':28s}  mass {float(probs[3] + probs[4]):.3f}, ratio {stats['env_weight_ratio']:.2f}")
-print("""So: the filter does the selecting. With k_min 0.26 p_hat 0.75 is in the band, and as it was
-    written often it keeps nearly half of the mass; with 0.1 only p_hat 0.5 is left.""")
+print("""So: the filter does the selecting. With k_min 0.26 p_hat 0.75 is in the band. It
+    keeps nearly half of the mass because it was written often. With 0.1 only 0.5 is left.""")
 
 # %% 4. lam and beta, without a filter. They need to be large before the weights select.
 print("\n lam   beta   ratio   mass on p_hat = 0.5   effective sample size of 8")
@@ -89,8 +89,8 @@ for lam, beta in ((1, 2), (6, 2), (1, 8), (6, 8), (20, 8)):
     print(f"{lam:4d} {beta:6d} {weight_ratio(w):7.3g} {mass:21.3f} {size:28.2f}")
 print("So: lam and beta select together, and the price is that few tasks carry the update.")
 
-# %% 5. KL. The penalty holds the simulator near its start; the cap ends an update that goes too far
-# and takes the last step back.
+# %% 5. KL. The penalty holds the simulator near its start. The cap ends an update that goes too far
+# and undoes its last step.
 print("\npenalty   cap     steps of 60   mass on p_hat = 0.5   KL of the update")
 for coef, cap in ((0.0, 1e9), (0.1, 1e9), (1.0, 1e9), (0.0, 0.5), (0.0, 0.1)):
     probs, stats = train(0.26, lr=0.2, env_kl=coef, cap=cap)
@@ -98,11 +98,11 @@ for coef, cap in ((0.0, 1e9), (0.1, 1e9), (1.0, 1e9), (0.0, 0.5), (0.0, 0.1)):
           f"{stats['env_kl_step'] or 0:18.3f}")
 print("So: the penalty holds the simulator near its start, the cap stops what goes too far.")
 print("""
-Try: ALPHA = 0.75 at the head: which filter is the right one now?
-     P_HAT with no 0.5 in it: what is left inside of k_min 0.1?
+Try: ALPHA = 0.75 at the top: which filter is the right one now?
+     P_HAT with no 0.5 in it: what is left inside k_min 0.1?
      steps=5 in 2: how far is RWR from its limit?""")
 
-# %% The picture: what is written before RWR, and after it without filter and with two filters.
+# %% The picture: what is written before RWR, and after it without a filter and with two filters.
 figure, axis = canvas()
 for shift, (name, probs) in enumerate(by_filter.items()):
     axis.bar([x + 0.2 * shift - 0.3 for x in range(8)], probs.tolist(), width=0.2, label=name)

@@ -5,9 +5,9 @@
     3_rwr.py                RWR on a toy simulator: what filter, lam, beta and the KL terms do
     toy.py                  the policy of 2 and 3: a table of logits, exact to compute with
 
-Usage: `python walkthroughs/1_one_epoch_by_hand.py` in the project's root, or cell by cell: editors
-that know `# %%` show them as notebooks. Each draws a picture. The first starts from
-the ladder's base model and trains it for half a minute.
+Usage: run `python walkthroughs/1_one_epoch_by_hand.py` in the project's root, or run it cell by
+cell: editors that know `# %%` show the programs as notebooks. Each draws a picture. The first
+starts from the ladder's base model and trains it for half a minute.
 """
 from pathlib import Path
 

@@ -1,7 +1,7 @@
 """Define a policy that is only a table of logits: every probability can be computed exactly.
 
 It has what grpo_update and rwr_update need: `params`, `use` and `logprobs`. The initial table is
-the reference, as the base model without adapters is elsewhere.
+the reference; elsewhere that is the base model without adapters.
 """
 from contextlib import contextmanager
 
@@ -9,8 +9,10 @@ import torch
 
 
 class TablePolicy:
-    """logits (R, V): token t of a response is drawn from softmax(logits[t]), independent of earlier
-    tokens."""
+    """Draw token t of a response from softmax(logits[t]), independently of earlier tokens.
+
+    logits: (R, V).
+    """
 
     def __init__(self, logits, adapter):
         self.initial = torch.as_tensor(logits, dtype=torch.float64)
