@@ -90,7 +90,7 @@ def train(o: Options, world=None) -> Path:
 
 
 def epoch(run: Run):
-    """Run epoch t of Algorithm 1, whose numbers are in brackets.
+    """Run epoch t of Algorithm 1; its numbers are in brackets.
 
     In each of --steps steps: generate and try tasks (1), train the agent (2a), extend D_train (3a).
     Then once: train the simulator (2b), extend D_env (3b).
