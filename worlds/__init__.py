@@ -5,8 +5,8 @@ Usage: every module of this folder with a `class World(worlds.World)` is a world
 tests/test_worlds.py checks it against this contract. A task is a data_pool.Task, whose spec is
 plain JSON and holds all that its checker needs. Models' text is parsed, never executed.
 
-interaction.py checks for all worlds whether a generated task is a copy of its seed, a held-out
-task, a duplicate in its batch, or contains control tokens.
+For every world, interaction.py checks whether a generated task copies its seed, is held out,
+duplicates another one of its batch, or contains control tokens.
 """
 import importlib
 import inspect
@@ -18,12 +18,12 @@ from data_pool import Task
 from errors import UserError, choose, users_code
 from policy import Policy, policy_options
 
-FEW = 10  # held-out tasks below which success says little
+FEW = 10  # with fewer held-out tasks than this, success means little
 NO_SEED = Task("", {})
 
 
 class InvalidTask(Exception):
-    """Refuse a text that is not a task; the message is the reason under which it is counted.
+    """Report that a text is not a task; the message is the reason under which it is counted.
 
     detail: what is wrong, for the author of a task file.
     """
@@ -39,16 +39,16 @@ class World:
     A subclass defines __init__ and the six methods below that raise NotImplementedError; it may
     override everything else.
     """
-    # every reason that parse_task and leaks give for refusing a task
+    # every reason for which parse_task or leaks refuses a task
     REASONS = ()
-    # {option of a run: its default in this world}; a preset and the command line win
+    # {option of a run: its default in this world}; a preset or the command line overrides it
     DEFAULTS = {}
-    # the world's own options, {name: (default, help, choices or None)}; numbers are 0 or more,
-    # integers 1 or more unless their default is 0
+    # the world's own options, {name: (default, help, choices or None)}; a number must be 0 or
+    # more, an integer 1 or more unless its default is 0
     OPTIONS = {}
     # whether --model names a chat model, whose memory is then estimated
     chat = True
-    # limits of an episode; --max-response-tokens is for a turn
+    # limits of an episode; --max-response-tokens limits one turn
     max_turns = 1
     max_episode_tokens = 0
     # default number of warm-start passes; 0 derives it from the number of examples
@@ -73,33 +73,33 @@ class World:
     def base_tasks(self):
         """Return the seed tasks that everything starts from.
 
-        A list of Tasks of origin "base", the same at each call.
+        They are a list of Tasks of origin "base". Every call returns the same tasks.
         """
         raise NotImplementedError
 
     def validation_tasks(self, split="validation"):
         """Return a list of held-out Tasks.
 
-        Split "validation" is only reported, "tuning" is for choosing settings. No key (see
-        same_task_key) of one split is in the other or in the base.
+        The split "validation" is only reported; "tuning" is for choosing settings. No key (see
+        same_task_key) of one split occurs in the other or in the base tasks.
         """
         raise NotImplementedError
 
     def env_prompt(self, seed_task, success):
         """Return the simulator's prompt: a text, or a list of chat messages.
 
-        success: p_hat in [0, 1], None if unknown, which the prompt must state. alpha is left out: a
-        schedule moves it, and old records are imitated under the prompt they were written for. If
-        the last message is the assistant's, the simulator continues it, and parse_task gets only
-        the continuation.
+        success: p_hat in [0, 1], or None if unknown; the prompt must state it. The prompt leaves
+        alpha out: a schedule moves it, and old records are imitated under the prompt that they
+        were written for. If the last message is the assistant's, the simulator continues it, and
+        parse_task gets only the continuation.
         """
         raise NotImplementedError
 
     def parse_task(self, text, seed_task, epoch):
         """Return the simulator's text as Task(text, spec, "env", seed_task.id, epoch).
 
-        For any text, raise nothing but InvalidTask with one of REASONS. Without a seed task,
-        seed_task is NO_SEED, whose spec is empty.
+        Raise only InvalidTask with one of REASONS, for any text. Without a seed task, seed_task is
+        NO_SEED, whose spec is empty.
         """
         raise NotImplementedError
 
@@ -110,8 +110,8 @@ class World:
     def score(self, task, response):
         """Return Eq. 1 as (reward in [0, 1], valid); valid: well-formed and evaluable.
 
-        Never raise for any text, and be quick for long ones. In an episode the response is the list
-        of the agent's turns.
+        Raise nothing for any text, and score a long one quickly. In an episode the response is the
+        list of the agent's turns.
         """
         raise NotImplementedError
 
@@ -150,19 +150,19 @@ class World:
         return len(task.text.split())
 
     def category(self, task) -> str:
-        """Return a label by which validation is broken down."""
+        """Return the label by which the validation results are broken down."""
         return ""
 
     def same_task_key(self, task):
         """Return a text, or a tuple of texts, that identifies a task.
 
-        Tasks that share one are copies or duplicates of each other. Any difference changes the id,
-        but only a difference that matters changes this key.
+        Tasks that share one count as copies or duplicates. Any difference changes the id, but only
+        a difference that matters changes this key.
         """
         return task.id
 
     def leaks(self, task) -> str:
-        """Return why nothing is left to answer, such as "answer leaked", or ""."""
+        """Return why a task leaves nothing to answer, such as "answer leaked", or ""."""
         return ""
 
     def graded(self, task, response, reward: float) -> float:
@@ -178,7 +178,7 @@ class World:
         return None
 
     def respond(self, task, state, text):
-        """Return the reply to an agent's turn, None at the end of the episode. May change state."""
+        """Return the reply to a turn, or None at the end of the episode. It may change state."""
         return None
 
     def seed_for(self, task, generator) -> Task:
@@ -203,7 +203,7 @@ class World:
     def warm_start_pairs(self, turn=0):
         """Return {"agent": pairs, "env": pairs} for pass number `turn` of a warm start.
 
-        Pairs are (prompt, response) to imitate; an episode's response is its list of turns and
+        A pair is (prompt, response) to imitate; an episode's response is its list of turns and
         observations. {} means that there is nothing to imitate.
         """
         return {}
@@ -240,7 +240,7 @@ def load_world(name: str) -> type[World]:
 def open_policy(model: str, o, adapters=None, **how):
     """Return the Policy of a model folder or hub name, by the run's options.
 
-    adapters: their names; None: both, or only the agent's with an --env-model. how: further
+    adapters: their names; None means both, or only the agent's with an --env-model. how: further
     arguments of Policy.load.
     """
     if not model:
@@ -262,15 +262,17 @@ def refuse_task_files(o):
 
 
 def demonstration(world, task):
-    """Return the agent's prompt and the right response, for a warm start to imitate; in an episode
-    a list of turns and the replies to them."""
+    """Return (agent's prompt, right response) for a warm start to imitate.
+
+    In an episode the response is a list of turns and the replies to them.
+    """
     prompt, gold, state = world.agent_prompt(task), world.gold(task), world.start(task)
     if state is None:
         return prompt, gold
     episode = []
     for turn in gold.split("\n"):
         episode += [turn, world.respond(task, state, turn)]
-    # nothing is replied to the last turn
+    # the last turn has no reply
     return prompt, episode[:-1]
 
 
@@ -300,14 +302,14 @@ def task_texts(value):
 
 
 def special_token_in(value, tokenizer) -> str:
-    """Return the first added token of the tokenizer that a task, text or spec spells; "" if none.
+    """Return the first added token of the tokenizer that a task, text or spec contains, or "".
 
-    Encoded in a prompt it would become a real token: the end of a turn or, such as <think>, the
-    start of something that no text may start.
+    Encoded in a prompt it would become a real token: the end of a turn, or the start of something
+    that no text may start, such as <think>.
     """
     text = "\n".join(task_texts(value))
     added = getattr(tokenizer, "added_tokens_decoder", {})
-    # ignore runs of blanks: some models have tokens for them, but they are ordinary text
+    # ignore runs of blanks: some models have tokens for them, but these are ordinary text
     tokens = {i: str(token) for i, token in added.items() if str(token).strip(" \t\n\r\u2581")}
     for token in sorted({*tokens.values(), *getattr(tokenizer, "all_special_tokens", ())}):
         if token in text:

@@ -1,7 +1,7 @@
-"""ALFWorld's own engine: the simulator writes households, ALFWorld runs them, for a chat model.
+"""Let ALFWorld's own engine run the households that the simulator writes, for a chat model.
 
-Paper: its embodied setting, the ALFWorld column. eval/alfworld.py scores the official games, with
-this prompt and this reader of commands.
+Paper: the embodied setting, the ALFWorld column. eval/alfworld.py scores the official games with
+the same prompt and the same reader of commands.
 
 Usage:
 
@@ -9,17 +9,17 @@ Usage:
     python genenv.py --world alfworld --model MODEL
 
 A task is written as in worlds/household.py, with one goal. alfworld.pddl and `facts_of` make a PDDL
-problem of what the household's reader understood: no text of a model becomes PDDL, or a part of
+problem of what the household's reader understood. A model's own text never becomes PDDL or part of
 ALFWorld's texts, whose expressions the engine evaluates. Rules, texts and goals come from the
-package alfworld, and its planner proves that a goal can be reached. The agent sees ALFWorld's
-observations and the commands that are admissible.
+package alfworld, and the engine's planner proves that a goal can be reached. The agent sees
+ALFWorld's observations and the admissible commands.
 
 The goals are ALFWorld's six kinds. `put two mug in drawer` needs two mugs; `put lit mug in desk`
 means to look at the mug under a lamp, which our code puts on the desk. The package's seventh goal,
-with a movable receptacle, is out: the domain has no action that puts a thing into one.
+with a movable receptacle, is left out: the domain has no action that puts a thing into one.
 
-Deviations from ALFWorld: an episode has MAX_TURNS commands instead of 50; each receptacle is there
-once; everything fits everywhere and can be cleaned, heated and cooled.
+Deviations from ALFWorld: an episode has MAX_TURNS commands instead of 50; each receptacle occurs
+only once; every object fits everywhere and can be cleaned, heated and cooled.
 """
 import sys
 from collections import Counter
@@ -34,7 +34,7 @@ from worlds import InvalidTask, household as h
 from worlds.alfworld_text import SYSTEM, normalise, question, read_boxed
 from worlds.tiny_model import chat, in_words
 
-# what a goal says of its object: the goal's name in the package
+# {what a goal says of its object: the goal's name in the package}
 GOALS = {
     "": "pick_and_place_simple", "clean": "pick_clean_then_place_in_recep",
     "hot": "pick_heat_then_place_in_recep", "cool": "pick_cool_then_place_in_recep",
@@ -42,10 +42,10 @@ GOALS = {
 # a goal as worlds/household.py reads it, with empty groups for the second object that it never has
 HOW = "|".join(filter(None, GOALS))
 FORM = rf"put (?:({HOW}) )?({h.THING})()() in ({h.PLACE})"
-NAMES = {"counter": "countertop", "table": "diningtable", "sink": "sinkbasin"}  # others are alike
-MAX_TURNS = 24  # of an episode
-N_TASKS = 2 * h.PER_RUNG  # of a split: of the household's two easiest rungs
-MOMENTS = 4096  # of all games, that are remembered
+NAMES = {"counter": "countertop", "table": "diningtable", "sink": "sinkbasin"}  # the rest agree
+MAX_TURNS = 24  # commands in an episode
+N_TASKS = 2 * h.PER_RUNG  # tasks of a split, from the household's two easiest rungs
+MOMENTS = 4096  # how many the cache holds, of all games together
 PROBLEM = Path(__file__).with_suffix(".pddl").read_text()
 RULES = (
     "Write a household: the goal, then every receptacle and the objects in it. The goal is `put "
@@ -60,8 +60,10 @@ RULES = (
 
 
 def make_task(text, *rest) -> Task:
-    """Return a household with a single goal as a task. rest: the last fields of Task. Raises
-    InvalidTask."""
+    """Read a household with a single goal as a task.
+
+    rest: the last fields of Task. Raise InvalidTask if it is not one.
+    """
     spec = h.read_household(text, FORM, copies=2)
     return Task(h.household(spec), spec, *rest)
 
@@ -102,7 +104,7 @@ def problem(spec):
 
 @lru_cache
 def engine():
-    """Return ALFWorld's engine, which serves every game: its rules and texts are read once."""
+    """Return ALFWorld's engine. It serves every game, so rules and texts are read only once."""
     from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
     from textworld import EnvInfos
     from textworld.envs.pddl import PddlEnv
@@ -118,13 +120,15 @@ def engine():
 
 @lru_cache(MOMENTS)
 def first_moment(text):
-    """Return what the engine shows of a household at the start, its planner's commands included.
-    Raises InvalidTask for one that it cannot play."""
+    """Return what the engine shows at the start of a household, with its planner's commands.
+
+    Raise InvalidTask for a household that it cannot play.
+    """
     arguments, game = sys.argv, engine()
     game._game_data["pddl_problem"], goal = problem(make_task(text).spec)
     try:
         shown = game.reset()
-    # in these ways the translator says that a goal cannot be reached
+    # the translator reports an unreachable goal in these ways
     except (SystemExit, KeyError, RuntimeError):
         raise InvalidTask("unsolvable") from None
     finally:
@@ -136,17 +140,17 @@ def first_moment(text):
 
 @lru_cache(MOMENTS)
 def moment(text, commands=()):
-    """Return what the engine shows of a household after some commands that were admissible."""
+    """Return what the engine shows of a household after some admissible commands."""
     if not commands:
         return first_moment(text)
     earlier = [moment(text, commands[:n]) for n in range(len(commands))]
-    # the engine holds one game at a time: this one is begun again ...
+    # the engine holds one game at a time, so restart this one ...
     game, state = engine(), earlier[0]["extra.state"]
     state._facts.clear()
     state.add_facts(earlier[0]["_facts"])
     state.downward_lib.load_sas(state.sas.encode())
     state.all_applicable_actions()
-    # ... and what was done is done again, without its texts, which are what costs time
+    # ... and repeat its commands without their texts, which are what takes time
     for shown in earlier[1:]:
         state.apply(shown["_last_action"])
         state.all_applicable_actions()
@@ -159,8 +163,10 @@ def moment(text, commands=()):
 
 
 def with_goals(homes, turn=0) -> list:
-    """Return the first homes of a split of the household's, whose goals are mere places, with
-    every kind of goal in turn. turn: another one for each home."""
+    """Return the first homes of one of the household's splits, with each kind of goal in turn.
+
+    Their own goals name only a place. turn: shifts the kinds, so that each home gets another.
+    """
     tasks = []
     for number, home in enumerate(homes[:N_TASKS]):
         how = list(GOALS)[(number + turn) % len(GOALS)]
@@ -176,7 +182,7 @@ def with_goals(homes, turn=0) -> list:
 
 
 class World(worlds.World):
-    """Households in ALFWorld's engine."""
+    """Play households in ALFWorld's engine."""
     REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable",
                "too long")
     DEFAULTS = {"max_prompt_tokens": 1024, "max_response_tokens": 128, "max_task_tokens": 160}
@@ -202,21 +208,21 @@ class World(worlds.World):
     # ---- the two roles
 
     def agent_prompt(self, task):
-        """Return chat messages as eval/alfworld.py has them, before the first command."""
+        """Return the chat messages of eval/alfworld.py before the first command."""
         shown = moment(task.text)
         return chat(SYSTEM, f"{shown.feedback}\n\n{question(shown['admissible_commands'])}")
 
     def env_prompt(self, seed_task, success):
-        """Return chat messages for the simulator: the form, its seed task, that one's success."""
+        """Return chat messages for the simulator: the form, the seed task and its success."""
         return chat(RULES, f"Vary, {in_words(success)}: {seed_task.text}")
 
     def parse_task(self, text, seed_task, epoch):
-        """Return the task that the simulator wrote. Raises InvalidTask with one of REASONS."""
+        """Return the task that the simulator wrote. Raise InvalidTask with one of REASONS."""
         task = make_task(text, "env", seed_task.id, epoch)
         plan = moment(task.text)["policy_commands"]
         if not plan:
             raise InvalidTask("nothing to do")
-        # the unlucky go to every receptacle and open it before they do anything
+        # an unlucky agent goes to every receptacle and opens it before it does anything else
         if 2 * len(task.spec["house"]) + len(plan) > MAX_TURNS:
             raise InvalidTask("too long")
         return task
@@ -224,12 +230,14 @@ class World(worlds.World):
     # ---- Eq. 1
 
     def start(self, task):
-        """Return the state of an episode: the commands that did something."""
+        """Return the state of an episode: the admissible commands that were given."""
         return {"commands": ()}
 
     def respond(self, task, state, text):
-        """Let the engine execute a turn: state changes, the observation is returned, None when the
-        goal is reached."""
+        """Let the engine execute a turn, which changes state, and return the observation.
+
+        Return None when the goal is reached.
+        """
         shown = moment(task.text, state["commands"])
         options, feedback = shown["admissible_commands"], "Nothing happens."
         command = normalise(read_boxed(text))
@@ -252,7 +260,7 @@ class World(worlds.World):
         return float(moment(task.text, commands)["won"]), 0 < len(commands) == len(response)
 
     def gold(self, task):
-        """Return the planner's commands, a turn on each line."""
+        """Return the planner's commands, one turn per line."""
         plan = moment(task.text)["policy_commands"]
         return "\n".join(f"\\boxed{{{command}}}" for command in plan)
 
@@ -265,8 +273,10 @@ class World(worlds.World):
     # ---- warm start
 
     def warm_start_pairs(self, turn=0):
-        """Return the planner's episodes on the base tasks, and these with other goals, which
-        change from pass to pass."""
+        """Return the planner's episodes on the base tasks, and variations with other goals.
+
+        The goals of the variations change from pass to pass.
+        """
         tasks, env = self.base_tasks(), []
         for task, variation in zip(tasks, with_goals(h.base(), 1 + turn % 5)):
             # no task has been tried yet

@@ -1,6 +1,6 @@
-"""The prompt of an ALFWorld step and the reader of its command, for practice and evaluation alike.
+"""Write the prompt of an ALFWorld step and read its command, for both practice and evaluation.
 
-Usage: worlds/alfworld.py and eval/alfworld.py.
+Usage: worlds/alfworld.py and eval/alfworld.py import it.
 """
 import re
 
@@ -20,13 +20,13 @@ def prompt(record: dict) -> list[dict]:
 
 
 def question(admissible) -> str:
-    """Return the end of a prompt: the commands that are admissible now, and what is asked."""
+    """Return the end of a prompt: the commands that are admissible now, and the question."""
     options = "\n".join(admissible)
     return f"Commands you can give now:\n{options}\n\n{ASK}"
 
 
 def read_boxed(text: str) -> str:
-    r"""Read as GenEnv does: the content of the last \boxed{...}, else the text without one $...$.
+    r"""Return the content of the last \boxed{...}, else the text without one $...$, as GenEnv does.
 
     The box ends at the first closing brace (so \boxed{\text{x}} breaks, as it does there). This
     is a scan: the usual lazy pattern takes quadratic time on a megabyte of unclosed boxes.

@@ -1,4 +1,4 @@
-"""Somebody else's tasks: puzzles of reasoning-gym, at levels that the simulator chooses.
+"""Train on somebody else's tasks: reasoning-gym's puzzles, at levels that the simulator chooses.
 
 Usage:
 
@@ -7,19 +7,18 @@ Usage:
     python genenv.py warm-start --world gym --families ... --model DIR --out START  # a small model
 
 A task is a line, `chain_sum num_terms=2 num_digits=0 item 417`: a family, a level for each of its
-knobs that can move (one left out is at 0), and a number. The library makes the item from it and
-scores the answers, so no reference can be wrong, and a level is what it says.
+knobs that can move (0 if it is left out), and a number. The library makes the item from the line
+and scores the answers, so no reference can be wrong, and a level means what it says.
 
-Deviations: the simulator never sees a question, only family, levels and number. What it learns is
-where on the library's scale the agent stands, so a bandit over (family, levels) is its natural
-rival.
+Deviations: the simulator never sees a question, only family, levels and number. It learns where the
+agent is on the library's scale, so a bandit over (family, levels) is its natural rival.
 
-Which levels exist for a run does not depend on the machine: gym_levels.json, made once by
-scripts/gym_levels.py (commit b946650), has what is made fast and small and is paid, and why other
-families are left out: a scorer that evaluates would run what a model wrote (`eval`, or parse_expr
-of sympy, which calls it). As a last resort an item that takes LIMIT seconds of CPU time "cannot be
-made" (a timer, on the main thread only: a run plays there, while another trainer may score answers
-on other threads).
+The levels that exist for a run do not depend on the machine. gym_levels.json, made once by
+scripts/gym_levels.py (commit b946650), lists those whose items are made fast, are small and pay
+their own answers. It also gives the reason why each other family is excluded. For example, a scorer
+that evaluates would run what a model wrote (with `eval`, or with sympy's parse_expr, which calls
+it). As a last resort an item that takes LIMIT seconds of CPU time "cannot be made". This timer
+works only on the main thread: a run plays there, but another trainer may score on other threads.
 """
 import io
 import json
@@ -40,18 +39,18 @@ from worlds.tiny_model import chat, in_words
 INSTALL = "pip install reasoning-gym==0.1.25 (it needs a C compiler)"
 TABLE = Path(__file__).with_name("gym_levels.json")
 LINE = re.compile(r"([a-z0-9_]+)((?: [a-z0-9_]+=[0-9]{1,2})*) item ([0-9]{1,4})")
-# numbers of items: a run draws from RUN, held-out tasks have others
+# numbers of items: a run draws from RUN, and held-out tasks have others
 RUN = range(1000)
 FIRST = {"base": 0, "validation": 1000, "tuning": 2000}
-SIZES = {"base": 12, "validation": 32, "tuning": 8}  # tasks of a family
-TRIES = 4            # numbers tried for each of these
+SIZES = {"base": 12, "validation": 32, "tuning": 8}  # tasks per family
+TRIES = 4            # numbers tried for each of these tasks
 MENU = 6             # families that the simulator is shown
-ANSWERS, LINES = 240, 160  # that a pass of a warm start imitates
+ANSWERS, LINES = 240, 160  # imitated in a pass of a warm start
 MAX_CHARS = 4000     # of a response or a line
-MARGIN = 100         # tokens of the agent's prompt that are not the question's, at most
+MARGIN = 100         # at most this many tokens of the agent's prompt are not the question
 LIMIT = 5            # seconds of CPU time for an item
-ONE_AT_A_TIME = threading.RLock()  # the thread that calls the library
-# float("nan") compares as nobody expects: some scorers pay it
+ONE_AT_A_TIME = threading.RLock()  # held by the thread that calls the library
+# comparisons with float("nan") surprise, so some scorers pay it
 NOT_A_NUMBER = re.compile(r"(?<![a-z])(nan|inf|infinity)[ij]?(?![a-z])", re.IGNORECASE)
 
 
@@ -60,15 +59,17 @@ NOT_A_NUMBER = re.compile(r"(?<![a-z])(nan|inf|infinity)[ij]?(?![a-z])", re.IGNO
 
 
 def too_slow(*_):
-    """Stop an item that takes too long: the timer calls this as a last resort."""
+    """Stop an item that takes too long; the timer calls this as a last resort."""
     raise TimeoutError
 
 
 @contextmanager
 def library():
-    """Within, call the library: Python's global random numbers are put back, what it prints is
-    dropped, and what takes LIMIT seconds is stopped. Threads wait for each other, since the random
-    numbers are shared."""
+    """Make a context in which to call the library.
+
+    It restores Python's global random state, drops what the library prints and stops what takes
+    LIMIT seconds. Threads wait for each other, because they share the random state.
+    """
     with ONE_AT_A_TIME, redirect_stdout(io.StringIO()), timer():
         state = random.getstate()
         try:
@@ -79,14 +80,17 @@ def library():
 
 @contextmanager
 def timer():
-    """Within, raises TimeoutError after LIMIT seconds of CPU time. Python allows signals on its
-    main thread only; on another, where only answers are scored, nothing is timed."""
+    """Make a context that raises TimeoutError after LIMIT seconds of CPU time.
+
+    Python allows signals only on its main thread. On others, where only answers are scored, nothing
+    is timed.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # CPU time, and a signal of its own: those that stop a run are not touched
+    # CPU time has a separate signal: those that stop a run are not touched
     before = signal.signal(signal.SIGPROF, too_slow)
-    # again and again, as the library has an `except:` here and there
+    # repeat it every second, because the library has an `except:` here and there
     signal.setitimer(signal.ITIMER_PROF, LIMIT, 1)
     try:
         yield
@@ -96,8 +100,11 @@ def timer():
 
 
 def make_item(family: str, levels: dict, number: int):
-    """Return (the family's dataset at these levels, its item of this number). The dataset scores;
-    the item is a dict with "question" and "answer". Raises whatever the library raises."""
+    """Return (the family's dataset at these levels, its item of this number).
+
+    The dataset scores; the item is a dict with "question" and "answer". The library may raise any
+    error.
+    """
     from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
     from reasoning_gym.factory import DATASETS, create_curriculum
     curriculum = create_curriculum(family)
@@ -116,22 +123,24 @@ def paid(dataset, item: dict, answer: str) -> float:
         return 0.0
     try:
         value = float(dataset.score_answer(answer, item))
-    except Exception:  # it cannot read such an answer
+    except Exception:  # the scorer cannot read such an answer
         return 0.0
-    # a relative error of a negative number is below 0, and pays more than the right answer
+    # an error relative to a negative number is below 0, and pays more than the right answer
     return value if 0 <= value <= 1 else 0.0
 
 
 @lru_cache(maxsize=1024)
 def item_of(line: str):
-    """Make the item of a line, each one once. Raises InvalidTask where it cannot be made or does
-    not pay its own answer."""
+    """Return (dataset, item) of a line, made only once.
+
+    Raise InvalidTask if the item cannot be made or does not pay its own answer.
+    """
     with library():
         try:
             dataset, item = make_item(*read_line(line))
             answer = item["answer"].strip()
             pays = answer != "" and paid(dataset, item, answer) == 1
-        except Exception:  # the library asserts, and runs out of words and of time
+        except Exception:  # the library asserts, or runs out of words or of time
             pays = False
     if not pays:
         raise worlds.InvalidTask("cannot be made")
@@ -149,7 +158,7 @@ def write_line(family: str, levels: dict, item: int) -> str:
 
 
 def read_line(text):
-    """Read what write_line wrote. Raises InvalidTask for any other text."""
+    """Read what write_line wrote. Raise InvalidTask for any other text."""
     match = LINE.fullmatch(text.strip()) if len(text) <= MAX_CHARS else None
     if match is None:
         raise worlds.InvalidTask("malformed")
@@ -161,7 +170,7 @@ def read_line(text):
 
 
 def answer_in(response: str) -> str:
-    """Return what is between the last <answer> and </answer>; "" without them."""
+    """Return what is between the last <answer> and its </answer>, or "" if one is missing."""
     if len(response) > MAX_CHARS:
         return ""
     _, start, rest = response.rpartition("<answer>")
@@ -174,11 +183,13 @@ def answer_in(response: str) -> str:
 
 
 def checked_families(text: str, table: dict):
-    """Return the families of a text such as "gcd,lcm" or "all", each once. Raises UserError for an
-    unknown or an excluded one."""
+    """Return the families of a text such as "gcd,lcm" or "all", each once.
+
+    Raise UserError for an unknown or an excluded one.
+    """
     known, excluded = list(table["levels"]), table["left_out"]
     if text == "all":
-        print("makes items of all families, for a minute or two ...", flush=True)
+        print("making items of all families takes a minute or two ...", flush=True)
         return known
     names = list(dict.fromkeys(text.replace(" ", "").split(",")))
     for name in names:
@@ -190,7 +201,7 @@ def checked_families(text: str, table: dict):
 
 
 class World(worlds.World):
-    """Families of reasoning-gym, for a chat model."""
+    """Train a chat model on families of reasoning-gym."""
     REASONS = ("malformed", "unknown family", "no such level", "held-out number",
                "cannot be made", "the answer is too long", "the question is too long")
     DEFAULTS = {"max_prompt_tokens": 2304, "max_response_tokens": 64, "max_task_tokens": 48,
@@ -222,8 +233,10 @@ class World(worlds.World):
     # ---- tasks
 
     def make_splits(self) -> dict:
-        """Make base and held-out tasks of all families. A family without base tasks leaves `levels`
-        and is returned, {family: why}. Raises UserError if all of them do."""
+        """Make the tasks of all splits and return {family: why it has no base tasks}.
+
+        Such a family is removed from `levels`. Raise UserError if none is left.
+        """
         faults = {}
         for family in list(self.levels):
             base, fault = self.draw_tasks(family, "base")
@@ -239,9 +252,11 @@ class World(worlds.World):
         return faults
 
     def draw_tasks(self, family: str, split: str):
-        """Return (tasks of a family whose questions no other split has, why the last number that
-        gave none did not, or ""). They are SIZES[split], or fewer if TRIES numbers for each do not
-        give as many."""
+        """Draw (tasks of a family, why the last number that failed gave none, or "").
+
+        No other split has their questions. There are SIZES[split] tasks, or fewer if TRIES numbers
+        for each do not give that many.
+        """
         rng, tasks, fault = random.Random(f"{split} {family}"), [], ""
         highest = 0 if split == "base" else None
         for number in range(FIRST[split], FIRST[split] + TRIES * SIZES[split]):
@@ -260,21 +275,22 @@ class World(worlds.World):
         return tasks, fault
 
     def random_levels(self, family: str, rng, highest=None) -> dict:
-        """Draw {knob: level}, each evenly from 0 to its highest level, or to `highest` if that is
-        less. None: `highest` is drawn first, so that all levels come up, the lower ones more
-        often."""
+        """Draw {knob: level}, each evenly from 0 to its highest level, or to `highest` if lower.
+
+        With None, `highest` is drawn first, so that all levels occur, the lower ones more often.
+        """
         tops = self.levels[family]
         if highest is None:
             highest = rng.randint(0, max(tops.values(), default=0))
         return {knob: rng.randint(0, min(top, highest)) for knob, top in tops.items()}
 
     def make(self, family: str, levels: dict, number: int, *rest):
-        """Make the task of a line. rest: the last fields of Task. Raises InvalidTask."""
+        """Make the task of a line. rest: the last fields of Task. Raise InvalidTask if it fails."""
         levels = {knob: levels.get(knob, 0) for knob in self.levels[family]}
         spec = {"family": family, "levels": levels, "item": number}
         question = item_of(write_line(**spec))[1]["question"]
         task = Task(question, spec, *rest)
-        # a token is a byte at least, so whatever fits here fits for every tokenizer
+        # a token is at least a byte, so what fits here fits for every tokenizer
         if len(self.gold(task).encode()) >= self.o.max_response_tokens:
             raise worlds.InvalidTask("the answer is too long")
         if len(question.encode()) > self.o.max_prompt_tokens - MARGIN:
@@ -282,7 +298,7 @@ class World(worlds.World):
         return task
 
     def base_tasks(self):
-        """Return the first numbers of each family, at its lowest levels."""
+        """Return tasks of each family, at its lowest levels."""
         return self.splits["base"]
 
     def validation_tasks(self, split="validation"):
@@ -290,7 +306,7 @@ class World(worlds.World):
         return self.splits[split]
 
     def same_task_key(self, task):
-        """Return the question: other lines may make the same one."""
+        """Return the question, because other lines may make the same one."""
         return task.text
 
     # ---- the two roles
@@ -300,8 +316,11 @@ class World(worlds.World):
         return chat("Give the answer between <answer> and </answer>.", task.text)
 
     def env_prompt(self, seed_task, success):
-        """Return chat messages for the simulator: some families with knobs, the seed task's line,
-        its success rate in eighths."""
+        """Return chat messages for the simulator.
+
+        They hold some families with their knobs, the seed task's line and its success rate in
+        eighths.
+        """
         menu = "\n".join(self.menu(seed_task))
         line = write_line(**seed_task.spec)
         return chat(
@@ -310,11 +329,13 @@ class World(worlds.World):
         )
 
     def menu(self, seed_task):
-        """List `chain_sum num_terms=0-10 num_digits=0-9` of the seed task's family and some
-        others."""
+        """Return lines such as `chain_sum num_terms=0-10 num_digits=0-9`.
+
+        One is of the seed task's family, the others of some other families.
+        """
         family = seed_task.spec["family"]
         others = [name for name in self.levels if name != family]
-        # always the same ones for a seed task: prompts are made again
+        # always the same ones for a seed task, because prompts are made again
         others = random.Random(seed_task.id).sample(others, min(len(others), MENU - 1))
         lines = []
         for name in sorted([family, *others]):
@@ -323,7 +344,7 @@ class World(worlds.World):
         return lines
 
     def parse_task(self, text, seed_task, epoch):
-        """Read the simulator's line as a task. Raises InvalidTask with one of REASONS."""
+        """Read the simulator's line as a task. Raise InvalidTask with one of REASONS."""
         family, levels, number = read_line(text)
         if family not in self.levels:
             raise worlds.InvalidTask("unknown family")
@@ -347,12 +368,11 @@ class World(worlds.World):
             return paid(dataset, item, answer)
 
     def score(self, task, response):
-        """Return Eq. 1: (1 where the family's own scorer pays 1, else 0; whether there is an
-        answer)."""
+        """Return Eq. 1: (1 if the family's scorer pays 1, else 0; whether there is an answer)."""
         return float(self.library_score(task, response) == 1), answer_in(response) != ""
 
     def graded(self, task, response, reward):
-        """Return what the family's own scorer pays, for example for a nearly right order."""
+        """Return what the family's own scorer pays, such as part of 1 for a nearly right order."""
         return self.library_score(task, response)
 
     def gold(self, task):
@@ -367,18 +387,17 @@ class World(worlds.World):
         return [task.spec["family"]]
 
     def task_length(self, task):
-        """Return the sum of the levels, from 1 on."""
+        """Return 1 plus the sum of the levels."""
         return 1 + sum(task.spec["levels"].values())
 
     def category(self, task):
-        """Return `chain_sum 3`: family and sum of levels."""
+        """Return the family and the sum of its levels, such as `chain_sum 3`."""
         return f"{task.spec['family']} {sum(task.spec['levels'].values())}"
 
     # ---- warm start
 
     def warm_start_pairs(self, turn=0):
-        """Make answers up to --warm-levels and lines at all levels, other ones in each pass
-        `turn`."""
+        """Draw answers up to --warm-levels and lines at all levels, others in each pass `turn`."""
         rng = random.Random(turn)
         base, held_out = self.base_tasks(), worlds.held_out_keys(self)
         answers, lines = [], []
@@ -396,7 +415,7 @@ class World(worlds.World):
             seed_task = rng.choice(base)
             family = rng.choice(self.menu(seed_task)).split()[0]
             line = write_line(family, self.random_levels(family, rng), rng.choice(RUN))
-            # no task has been tried yet
+            # no task has been tried yet, so draw a success
             success = rng.choice([None, 0, 0.25, 0.5, 0.75, 1])
             lines.append((self.env_prompt(seed_task, success), line))
         return {"agent": answers, "env": lines}

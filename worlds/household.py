@@ -1,26 +1,25 @@
-"""The embedded household: an agent that acts in small rooms, turn by turn, in the manner of
-ALFWorld.
+"""Define the built-in household: an agent acts in small homes turn by turn, as in ALFWorld.
 
-Paper: its embodied setting, in which traces are trajectories, and a simulator that writes whole
-environments: what stands where, what is closed, and the goal.
+Paper: the embodied setting, in which traces are trajectories and the simulator writes whole
+environments: what is where, what is closed, and the goal.
 
 Usage: `python genenv.py --world household`. `python -m worlds.household train SEED FOLDER` trains
 another base model (worlds/tiny_model.py).
 
 A household is one line of text: the goal, then each receptacle and what is in it, `put clean mug in
 drawer . counter . mug in counter . drawer closed . apple in drawer . sink .` The agent reads it
-without the contents of closed receptacles and acts by `go to`, `open`, `take ... from`, `put ...
-in` and `clean`, `heat`, `cool ... with`; our code executes the commands and says what is to be
-seen. A household is a task if it has what its goal needs; then `plan` gives a shortest solution, so
-no task has a wrong answer, and the plan's length is the task's. The planner sees into closed
-receptacles, the agent does not. So the turns of an episode must suffice for an agent that looks
-into every one of them.
+without the contents of closed receptacles and acts with `go to`, `open`, `take ... from`, `put ...
+in` and `clean`, `heat`, `cool ... with`. Our code executes the commands and reports what the agent
+sees. A household is a task if it has what its goal needs. Then `plan` gives a shortest solution, so
+no task has a wrong answer, and the length of the plan is the length of the task. The planner sees
+into closed receptacles, but the agent does not. So an episode must have enough turns for an agent
+that looks into all of them.
 
-Deviations from ALFWorld: one object of a kind and no numbers, shorter phrases, an episode that ends
-once PATIENCE turns did nothing (cleaning once more does something), treatment without opening the
-appliance, several treatments of one thing, and facts known from the start except for the contents
-of closed receptacles. The base model has learnt from plans with slips, the more the harder a goal's
-kind: latent skills, as in the ladder.
+Deviations from ALFWorld: there is one object of each kind, and no numbers. Phrases are shorter. An
+episode ends once PATIENCE turns in a row did nothing (cleaning an object again does something).
+Treatment needs no opening of the appliance, and one object may get several treatments. Facts are
+known from the start, except for the contents of closed receptacles. The base model has learnt from
+plans with slips, more of them the harder the kind of goal: latent skills, as in the ladder.
 """
 import random
 import re
@@ -33,7 +32,7 @@ from worlds import InvalidTask
 from worlds.tiny_model import BUCKETS, SEED, SPECIAL, TinyWorld, bucket, main
 
 OBJECTS = "mug cup plate bowl apple egg bread potato tomato lettuce".split()
-TREATMENTS = {  # what the goal says: (command, where it is done)
+TREATMENTS = {  # {what the goal says: (command, where it is done)}
     "clean": ("clean", "sink"), "hot": ("heat", "microwave"), "cool": ("cool", "fridge")}
 DONE_AT = {verb: (adjective, place) for adjective, (verb, place) in TREATMENTS.items()}
 # the word between object and place in a command
@@ -41,15 +40,15 @@ JOINTS = {"go": "to", "take": "from", "put": "in", **dict.fromkeys(DONE_AT, "wit
 APPLIANCES = [place for _, place in TREATMENTS.values()]
 CLOSABLE = "drawer cabinet box microwave fridge".split()
 RECEPTACLES = [*"counter table shelf desk drawer cabinet box".split(), *APPLIANCES]
-# kind of difficulty: how often the base model's demonstrations slip there
+# {kind of difficulty: how often the base model's demonstrations slip on it}
 KINDS = {"place": .05, "closed": .25, "clean": .35, "hot": .55, "cool": .75, "two": .65}
-RUNGS = [*KINDS, "both"]  # of a goal; both: two objects, one of them treated
+RUNGS = [*KINDS, "both"]  # of goals; both: two objects, one of them treated
 BASE_RUNGS = RUNGS[:2]
 MAX_RECEPTACLES, MAX_OBJECTS, MAX_CHARS = 8, 6, 600
 MAX_TURNS, MAX_TOKENS = 16, 192  # of an episode, observations included
-MAX_PLAN = 12             # turns of the longest plan a task may have
-HAND = "hand"  # where an object is that the agent holds
-PATIENCE = 2              # turns in a row that do nothing, after which an episode is over
+MAX_PLAN = 12             # turns of the longest plan that a task may have
+HAND = "hand"  # the place of an object that the agent holds
+PATIENCE = 2              # an episode ends after this many turns in a row that do nothing
 N_BASE, PER_RUNG = 544, 15
 MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=3, num_attention_heads=4,
              num_key_value_heads=4, max_position_embeddings=320, rope_theta=10000.0)
@@ -65,7 +64,7 @@ def say(verb, thing, place) -> str:
 
 
 def every_command():
-    """Yield each (verb, object, place) that can be said, "" for what it lacks."""
+    """Yield every command as (verb, object, place), with "" for a part that it lacks."""
     yield "look", "", ""
     for place in RECEPTACLES:
         yield "go", "", place
@@ -82,8 +81,11 @@ COMMANDS = {say(*command): command for command in every_command()}
 
 
 def start(task) -> dict:
-    """Return the state of an episode: where the agent is, nowhere at first, and where the objects
-    are, HAND included; what is closed; what was treated; how many turns in a row did nothing."""
+    """Return the state at the start of an episode.
+
+    at: where the agent is, "" at first. place_of: where each object is, HAND included. closed: the
+    closed receptacles. treated: (treatment, object) pairs. idle: turns in a row that did nothing.
+    """
     house = task.spec["house"]
     return {
         "at": "",
@@ -97,7 +99,7 @@ def does_something(spec, state, verb, thing, place) -> bool:
     """Return whether a command changes the state."""
     if verb == "go":
         return place != state["at"] and any(place == name for name, _, _ in spec["house"])
-    # for the others the agent has to be there
+    # for the other commands the agent has to be at the place
     if place != state["at"]:
         return False
     is_open = place not in state["closed"]
@@ -112,7 +114,7 @@ def does_something(spec, state, verb, thing, place) -> bool:
 
 
 def execute(state, verb, thing, place):
-    """Change the state by a command that does something."""
+    """Apply to the state a command that does something."""
     if verb == "go":
         state["at"] = place
     elif verb == "open":
@@ -126,7 +128,7 @@ def execute(state, verb, thing, place):
 
 
 def reached(spec, state) -> bool:
-    """Return whether every object of the goal is where it should be, as it should be."""
+    """Return whether every object of the goal is in its place and has had its treatment."""
     for how, thing in spec["goal"]:
         if state["place_of"][thing] != spec["target"]:
             return False
@@ -136,13 +138,13 @@ def reached(spec, state) -> bool:
 
 
 def read_command(text):
-    """Return a turn as (verb, object, place), "" for what it lacks; None if it is not a command."""
+    """Return a turn as (verb, object, place), or None if it is not a command."""
     words = [word for word in text.split() if word not in (".", ">")]
     return COMMANDS.get(" ".join(words))
 
 
 def seen(state) -> str:
-    """Return what is to be seen where the agent is."""
+    """Return what the agent sees where it is."""
     at = state["at"]
     if at in state["closed"]:
         return f"{at} is closed ."
@@ -151,11 +153,11 @@ def seen(state) -> str:
 
 
 def respond(task, state: dict, text):
-    """Execute a turn: state changes, the observation is returned, None when the episode is over.
+    """Execute a turn, which changes state, and return the observation, or None at the end.
 
-    It is over when the goal is reached, or after PATIENCE turns in a row that did nothing.
+    An episode ends when the goal is reached, or after PATIENCE turns in a row that did nothing.
     """
-    # `look` has no place and changes nothing: it is idle, as is what is no command
+    # `look` has no place and changes nothing, so it is idle; so is anything that isn't a command
     verb, thing, place = read_command(text) or ("", "", "")
     if does_something(task.spec, state, verb, thing, place):
         execute(state, verb, thing, place)
@@ -176,11 +178,11 @@ def respond(task, state: dict, text):
 
 
 def plan(task, is_blind=False):
-    """Return the commands of a shortest solution: one object of the goal is brought after the
-    other, in the better of the two orders.
+    """Return the commands of a shortest solution.
 
-    is_blind: return those of one who does not see into closed receptacles, and opens them in their
-    order until the object is there.
+    It brings the goal's objects one after the other, in the better of the two orders. is_blind:
+    return the commands of an agent that does not see into closed receptacles, and opens them in
+    their order until it finds the object.
     """
     goal = task.spec["goal"]
     order = goal
@@ -190,7 +192,7 @@ def plan(task, is_blind=False):
 
 
 def walk(spec, pairs, is_blind=False) -> list:
-    """Return the commands that bring these objects of the goal to the target, one by one."""
+    """Return the commands that bring these objects of the goal to the target one by one."""
     source = {thing: place for place, _, things in spec["house"] for thing in things}
     shut = [place for place, closed, _ in spec["house"] if closed]
     commands, at = [], ""
@@ -199,7 +201,7 @@ def walk(spec, pairs, is_blind=False) -> list:
         if how:
             steps.insert(1, TREATMENTS[how])
         elif source[thing] == spec["target"]:
-            continue  # it is there
+            continue  # it is there already
         for verb, place in steps:
             if is_blind and verb == "take" and place in shut:
                 while shut[0] != place:
@@ -208,7 +210,7 @@ def walk(spec, pairs, is_blind=False) -> list:
             if place != at:
                 commands.append(say("go", "", place))
                 at = place
-            # an appliance treats a thing without being opened
+            # an appliance treats an object without being opened
             if place in shut and place in (source[thing], spec["target"]):
                 commands.append(say("open", "", place))
                 shut.remove(place)
@@ -223,8 +225,8 @@ def walk(spec, pairs, is_blind=False) -> list:
 def household(spec, closed_seen=True) -> str:
     """Return a spec as text: the goal, then each receptacle and what is in it.
 
-    closed_seen: also what is in closed receptacles. The place follows the thing: so a small model
-    looks it up best.
+    closed_seen: include the contents of closed receptacles. The place follows the object, because
+    a small model looks it up best that way.
     """
     goal = " and ".join(" ".join(filter(None, pair)) for pair in spec["goal"])
     parts = [f"put {goal} in {spec['target']}"]
@@ -241,10 +243,10 @@ GOAL = rf"put {HOW}({THING})(?: and {HOW}({THING}))? in ({PLACE})"
 
 
 def read_household(text, goal_pattern=GOAL, copies=1) -> dict:
-    """Return the spec that a text describes. Raises InvalidTask unless it is a consistent
-    household.
+    """Return the spec that a text describes.
 
-    copies: how often an object may be there.
+    copies: how often one object may occur. Raise InvalidTask unless the text is a consistent
+    household.
     """
     if len(text) > MAX_CHARS:
         raise InvalidTask("too large")
@@ -271,13 +273,13 @@ def read_household(text, goal_pattern=GOAL, copies=1) -> dict:
 
 
 def check_household(spec, copies=1):
-    """Raise InvalidTask for a household that cannot be."""
+    """Raise InvalidTask for a household that cannot exist."""
     names = [name for name, _, _ in spec["house"]]
     things = [thing for _, _, held in spec["house"] for thing in held]
     wanted = [thing for _, thing in spec["goal"]]
     if len(names) > MAX_RECEPTACLES or len(things) > MAX_OBJECTS:
         raise InvalidTask("too large")
-    # each place is there once, and the goal names each object once, which has to be there
+    # each place occurs once; the goal names each object once, and it has to be there
     is_twice = any(len(set(group)) < len(group) for group in (names, wanted))
     is_too_often = any(things.count(thing) > copies for thing in things)
     is_missing = spec["target"] not in names or not set(wanted) <= set(things)
@@ -286,7 +288,7 @@ def check_household(spec, copies=1):
 
 
 def solved(text, origin="env", seed="", epoch=0) -> Task:
-    """Return a text as a task that has a solution. Raises InvalidTask."""
+    """Read a text as a task that has a solution. Raise InvalidTask if it is not one."""
     spec = read_household(text)
     task = Task(household(spec), spec, origin, seed, epoch)
     appliances = {TREATMENTS[how][1] for how, _ in spec["goal"] if how}
@@ -303,23 +305,25 @@ def solved(text, origin="env", seed="", epoch=0) -> Task:
 
 
 def longest_search(spec, commands) -> int:
-    """Return how many turns one needs who does not see into closed receptacles and is unlucky.
+    """Return how many turns an unlucky agent needs that cannot see into closed receptacles.
 
-    commands: the plan. Where it fetches a thing out of a closed receptacle, every other closed one
-    may have to be visited and opened before.
+    commands: the plan. If it takes an object out of a closed receptacle, the agent may have to
+    visit and open every other closed one first.
     """
     shut = {place for place, closed, _ in spec["house"] if closed}
     steps = [read_command(command) for command in commands]
     if not any(verb == "take" and place in shut for verb, _, place in steps):
         return len(commands)
     opened = {place for verb, _, place in steps if verb == "open"}
-    # a `go to` and an `open` for each other closed one
+    # a `go to` and an `open` for each of the others
     return len(commands) + 2 * len(shut - opened)
 
 
 def key_of(task) -> str:
-    """Return the household without its order, and without what does not matter: empty receptacles,
-    except for the goal's."""
+    """Return a text of the household that ignores its order and empty receptacles.
+
+    The target counts even if it is empty.
+    """
     spec = task.spec
     house = sorted([place, closed, sorted(things)] for place, closed, things in spec["house"]
                    if things or place == spec["target"])
@@ -327,13 +331,13 @@ def key_of(task) -> str:
 
 
 def kinds_of(task):
-    """Return the kinds of difficulty in it: "place" if there is no other."""
+    """Return the kinds of difficulty in a task: "place" if there is no other."""
     goal, kinds = task.spec["goal"], []
     wanted = {thing for _, thing in goal}
     for place, closed, things in task.spec["house"]:
         is_of_use = place == task.spec["target"] or not wanted.isdisjoint(things)
         if closed and is_of_use:
-            kinds = ["closed"]  # once, however many are
+            kinds = ["closed"]  # once, however many are closed
     kinds += [how for how, _ in goal if how]
     if len(goal) == 2:
         kinds.append("two")
@@ -341,7 +345,7 @@ def kinds_of(task):
 
 
 def rung_of(task) -> str:
-    """Return the rung of the goal."""
+    """Return the rung of a task's goal."""
     kinds = kinds_of(task)
     if "two" in kinds and not set(TREATMENTS).isdisjoint(kinds):
         return "both"
@@ -353,8 +357,10 @@ def rung_of(task) -> str:
 
 
 def random_spec(rng, rung, extra) -> dict:
-    """Draw a household whose goal is of a rung, with `extra` receptacles besides the three
-    appliances."""
+    """Draw a household for a goal of this rung, which it sometimes misses.
+
+    It has `extra` receptacles besides the three appliances.
+    """
     names = APPLIANCES + rng.sample(RECEPTACLES[:-3], extra)
     rng.shuffle(names)
     things = rng.sample(OBJECTS, rng.randint(2, 4))
@@ -365,8 +371,8 @@ def random_spec(rng, rung, extra) -> dict:
     if rung == "both":
         how = rng.choice([*TREATMENTS])
     goal = [[how, things[0]], ["", things[1]]][:number]
-    # a lid on the target or on what holds the first object, if it can be closed: always on that
-    # rung, at times on the harder ones
+    # close the target or the receptacle of the first object, if either can be closed: always on
+    # the rung "closed", sometimes on the harder ones
     lid = rung == "closed" or (rung not in BASE_RUNGS and rng.random() < 0.25)
     closable = sorted({target, source[0]} & set(CLOSABLE))
     shut = rng.choice(closable) if lid and closable else ""
@@ -379,7 +385,7 @@ def random_spec(rng, rung, extra) -> dict:
 
 
 def random_task(rng, rung, extra, origin, taken):
-    """Draw a solvable task of exactly that rung whose key is not taken."""
+    """Draw a solvable task of exactly this rung whose key is not taken."""
     while True:
         spec = random_spec(rng, rung, rng.choice(extra))
         with suppress(InvalidTask):
@@ -401,8 +407,7 @@ def held_out() -> dict:
 
 
 def base() -> list:
-    """Return the base tasks, of the two easiest rungs, five receptacles each, none of them held
-    out."""
+    """Draw the base tasks: of the two easiest rungs, with five receptacles each, none held out."""
     rng, tasks, taken = random.Random(SEED + 1), [], set(held_out_keys())
     while len(tasks) < N_BASE:
         tasks.append(random_task(rng, rng.choice(BASE_RUNGS), (2,), "base", taken))
@@ -420,15 +425,17 @@ def held_out_keys() -> frozenset:
 
 
 def slip(task, rng):
-    """Draw the commands of one who does not see into closed receptacles, with mistakes: each kind
-    at its rate."""
+    """Draw the commands of an agent that does not see into closed receptacles and makes mistakes.
+
+    Each kind of mistake has its own rate.
+    """
     slipped, commands = [], plan(task, is_blind=True)
     for i, command in enumerate(commands):
         verb, thing, place = read_command(command)
         if verb == "open" and rng.random() < KINDS["closed"]:
             continue
         if verb in DONE_AT and rng.random() < KINDS[DONE_AT[verb][0]]:
-            # leaves it out, or does something else
+            # leave the treatment out, or do another one
             if slipped[-1:] == [f"go to {place}"]:
                 slipped.pop()
             if rng.random() < 0.5:
@@ -448,19 +455,20 @@ def slip(task, rng):
 
 
 def vary(task, rng) -> Task:
-    """Draw a near variation: one name or place changes, and perhaps the goal by a rung or a lid."""
+    """Draw a nearby variation: one name or place changes, and perhaps a treatment, a lid, or the
+    number of objects."""
     while True:
         spec = read_household(task.text)
         edit_place(spec, rng)
         edit_goal(spec, rng)
         with suppress(InvalidTask):
-            new = solved(household(spec), "demo")
-            if key_of(new) != key_of(task) and key_of(new) not in held_out_keys():
-                return new
+            variation = solved(household(spec), "demo")
+            if key_of(variation) != key_of(task) and key_of(variation) not in held_out_keys():
+                return variation
 
 
 def edit_place(spec, rng):
-    """Change in place: another object, another receptacle for one, or another target."""
+    """Edit a spec in place: rename an object, move one, or change the target."""
     house = spec["house"]
     edit = rng.choice(("rename", "rename", "move", "target"))
     if edit == "rename":
@@ -478,7 +486,7 @@ def edit_place(spec, rng):
 
 
 def edit_goal(spec, rng):
-    """Change in place: a treatment, a lid, the number of objects, or nothing."""
+    """Edit a spec in place: a treatment, a lid, the number of objects, or nothing."""
     goal, house = spec["goal"], spec["house"]
     edit = rng.choice(("none", "how", "how", "lid", "count"))
     if edit == "how":
@@ -501,12 +509,12 @@ def edit_goal(spec, rng):
 
 
 class World(TinyWorld):
-    """Households, for a tiny model of their own."""
+    """Play households with the world's own tiny model."""
     NAME, WORDS = "household", WORDS
     RECIPE = dict(model_config=MODEL, steps=4800, batch=16, lr=3e-3)  # of the base model
     REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable", "too long",
                "a matter of luck")
-    # base_share: rungs lie up to three edits from a base task, so seeds must climb
+    # base_share: rungs are up to three edits away from a base task, so seeds must climb
     DEFAULTS = dict(epochs=24, steps=4, seed_tasks=16, variations=4, max_task_tokens=72,
                     max_response_tokens=8, max_prompt_tokens=128, val_every=4, base_share=0.5)
     max_turns, max_episode_tokens = MAX_TURNS, MAX_TOKENS
@@ -526,16 +534,18 @@ class World(TinyWorld):
         return held_out()[split]
 
     def env_prompt(self, seed_task, success):
-        """Return the recent success rate, or that it is unknown, and the seed task."""
+        """Return a prompt with the recent success rate, which may be unknown, and the seed task."""
         return f"vary {bucket(success)} {seed_task.text} =>"
 
     def agent_prompt(self, task):
-        """Return everything except the contents of closed receptacles."""
+        """Return the household without the contents of closed receptacles."""
         return f"{household(task.spec, closed_seen=False)} >"
 
     def parse_task(self, text, seed_task, epoch):
-        """Return the simulator's text as a solvable household. Raises InvalidTask with the reason
-        to count."""
+        """Read the simulator's text as a solvable household.
+
+        Raise InvalidTask with the reason to count.
+        """
         return solved(text, "env", seed_task.id, epoch)
 
     def score(self, task, response):
@@ -551,33 +561,35 @@ class World(TinyWorld):
         return float(reached(task.spec, state)), valid  # Eq. 1: 1[a' in A_goal]
 
     def gold(self, task):
-        """Return a shortest plan, a command on each line."""
+        """Return a shortest plan, one command per line."""
         return "\n".join(plan(task))
 
     def task_length(self, task):
-        """Return the turns of a shortest plan, of one who sees into closed receptacles."""
+        """Return the number of turns of a shortest plan, which sees into closed receptacles."""
         return len(plan(task))
 
     # ---- the stand-in for an instruct model
 
     def demonstrate(self, task, rng):
-        """Draw (prompt, episode) of the agent's role, with slips; then `look` until the episode is
-        over."""
+        """Draw (prompt, episode) of the agent's role, with slips.
+
+        After its last command it says `look` until the episode is over.
+        """
         commands, state, parts = slip(task, rng), start(task), []
         while True:
             command = commands.pop(0) if commands else "look"
             parts.append(command)
             observation = respond(task, state, command)
-            if observation is None:  # the last turn has none
+            if observation is None:  # the last turn has no observation
                 return self.agent_prompt(task), " ".join(parts)
-            # an observation comes in where a turn has ended
+            # an observation follows the end of a turn
             parts.append(f"{SPECIAL[1]} {observation}")
 
     def pairs(self, rng, n):
-        """Draw n pairs (prompt, response) for the base model, all of one role and of like length.
+        """Draw n pairs (prompt, response) for the base model, all of one role and similar length.
 
-        Batches of one kind are padded little: the base model is trained in half the time. Every
-        task is a new one, none of them held out: from 3,000 of them a model learnt a part by heart.
+        Batches of one kind need little padding, so the base model trains in half the time. Every
+        task is a new one, and none is held out: of 3,000 fixed ones a model learnt some by heart.
         """
         role = rng.choice(("env", "env", "one", "one", "two"))
         rungs = {"env": RUNGS, "one": RUNGS[:-2], "two": RUNGS[-2:]}[role]

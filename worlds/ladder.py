@@ -1,20 +1,20 @@
-"""The embedded world: a ladder of twelve tools on a digit, and a tiny model that half knows them.
+"""Define the built-in ladder: twelve tools on a digit, and a tiny model that half knows them.
 
-Paper: none of its data, but the same setting. An instruct model has latent skills (it can do the
-hard thing sometimes), base data stays easy, and the target distribution is broader and harder. Here
-our code makes all three, so that co-evolution can be watched on a laptop.
+Paper: none of its data, but the same setting. An instruct model has latent skills (it can
+sometimes solve a hard task), the base data stays easy, and the target distribution is broader and
+harder. Here our code makes all three, so that co-evolution can be watched on a laptop.
 
 Usage: the default world of genenv.py. `python -m worlds.ladder train SEED FOLDER` trains another
 base model (worlds/tiny_model.py). With a chat model in --model the ladder is in words
 (worlds/ladder_words.py).
 
-A task is a start digit and a chain of tools with step indices; the response repeats index and tool
-and gives the resulting digit, `3 s1 inc s2 dbl =` -> `s1 inc 4 s2 dbl 8`. The indices make copying
-learnable in seconds. The base model, of two layers, is trained on imperfect demonstrations: tool j
-is shown with a wrong result at a slip rate rising from .05 (rung 0) to .95 (rung 11). It also
-learns the simulator's role: given a seed task and its recent success rate, which may be unknown,
-write a nearby variation in a direction independent of the success rate; the direction is for RWR to
-learn.
+A task is a start digit and a chain of tools with step indices. The response repeats each index and
+tool and gives the resulting digit, `3 s1 inc s2 dbl =` -> `s1 inc 4 s2 dbl 8`. The indices make
+copying learnable in seconds. The two-layer base model is trained on imperfect demonstrations: tool
+j is shown with a wrong result at a slip rate that rises from .05 (rung 0) to .95 (rung 11). It also
+learns the simulator's role: given a seed task and its recent success rate, which may be unknown, it
+writes a nearby variation. The direction of the variation does not depend on the success rate: that
+is for RWR to learn.
 
 Deviations from a real domain: the checker is exact (it computes the chain), and the simulator
 cannot write an ambiguous task.
@@ -37,7 +37,7 @@ TOOLS = {  # rung by rung; neighbours differ on most digits
     "tri": lambda d: d * (d + 1) // 2}
 NAMES = list(TOOLS)
 RUNG = {name: rung for rung, name in enumerate(NAMES)}
-MAX_STEPS = 5       # the longest chain a generated task may have
+MAX_STEPS = 5       # steps of the longest chain that a generated task may have
 BASE_TOOLS = 4      # three would give 390 distinct chains of 1-3 steps, fewer than 544
 N_BASE = 544        # size of the paper's base set
 PER_RUNG = 10       # held-out tasks per rung, for each of the two splits
@@ -60,12 +60,12 @@ class Symbols:
 
     @staticmethod
     def read(text):
-        """Read what `write` wrote -> (start, tools), None for any other text."""
+        """Return (start, tools) of a text that `write` wrote, or None for any other text."""
         words = text.split()
         start, tools = words[:1], words[2::2]
         if not tools or start[0] not in DIGITS or not set(tools) <= set(TOOLS):
             return None
-        # also the indices as `write` gives them
+        # the indices have to be as `write` gives them
         is_written_so = Symbols.write(start[0], tools).split() == words
         return (int(start[0]), tools) if is_written_so else None
 
@@ -77,7 +77,7 @@ class Symbols:
 
     @staticmethod
     def read_answer(response: str):
-        """Return a response as `answer` writes it, None if it is not well-formed."""
+        """Return a response as `answer` writes it, or None if it is not well-formed."""
         text = " ".join(response[:200].split())
         return text if re.fullmatch(WELL_FORMED, text) else None
 
@@ -88,7 +88,7 @@ class Symbols:
 
     @staticmethod
     def env_prompt(text, success) -> str:
-        """Return what the simulator reads: the success rate in eighths, and the seed task."""
+        """Return what the simulator reads: the success rate in eighths and the seed task."""
         return f"vary {bucket(success)} {text} =>"
 
     @staticmethod
@@ -102,7 +102,7 @@ class Symbols:
 
 
 def run_tools(start, tools) -> list:
-    """Return the digits after each step: the executable checker's truth."""
+    """Return the digit after each step, which is what the checker compares with."""
     digits = [start]
     for name in tools:
         digits.append(TOOLS[name](digits[-1]) % 10)
@@ -110,8 +110,7 @@ def run_tools(start, tools) -> list:
 
 
 def wrong_digit(name, digit) -> int:
-    """Return what a slip shows: the neighbouring tool's effect, or another digit where the two
-    tools agree."""
+    """Return what a slip shows: the neighbouring tool's result, or another digit if both agree."""
     neighbour = NAMES[RUNG[name] - 1] if RUNG[name] else NAMES[1]
     right, wrong = TOOLS[name](digit) % 10, TOOLS[neighbour](digit) % 10
     return wrong if wrong != right else (right + 5) % 10
@@ -119,7 +118,7 @@ def wrong_digit(name, digit) -> int:
 
 @lru_cache
 def held_out(lengths) -> dict:
-    """Draw {split: [(start, tools)]}: for each rung ten chains whose hardest tool is that rung's.
+    """Draw {split: [(start, tools)]}: ten chains for each rung, whose hardest tool is on it.
 
     Two disjoint splits: "validation" is only ever reported, "tuning" is for choosing settings.
     lengths: steps of a chain, each equally likely.
@@ -138,8 +137,11 @@ def held_out(lengths) -> dict:
 
 
 def vary(tools, rng) -> list:
-    """Draw a nearby variation: each tool may move one rung up or down, and a step may come or go at
-    the end. (Steps in the middle stay where they are: an index that shifts is hard to learn.)"""
+    """Draw a nearby variation: each tool may move one rung up or down, and the last step may be
+    dropped or a new one added.
+
+    Steps in the middle stay where they are, because an index that shifts is hard to learn.
+    """
     top = len(NAMES) - 1
     rungs = [RUNG[name] + rng.choice((-1, 0, 0, 0, 1)) for name in tools]
     tools = [NAMES[min(top, max(0, rung))] for rung in rungs]
@@ -152,8 +154,10 @@ def vary(tools, rng) -> list:
 
 
 def with_slips(start, tools, rng, share=1.0) -> list:
-    """Draw the digits after each step, each wrong at a share of its tool's slip rate; a wrong one
-    is carried on."""
+    """Draw the digit after each step, wrong at this share of its tool's slip rate.
+
+    The next step continues from a wrong digit.
+    """
     digit, digits = start, []
     for name in tools:
         slip_rate = 0.05 + 0.90 * RUNG[name] / (len(NAMES) - 1)  # .05 to .95
@@ -168,10 +172,10 @@ def with_slips(start, tools, rng, share=1.0) -> list:
 
 
 class World(TinyWorld):
-    """The ladder, in symbols for its own tiny model or in words for a chat model."""
+    """Define the ladder, in symbols for its own tiny model or in words for a chat model."""
     NAME, WORDS = "ladder", WORDS
     REASONS = ("malformed", "too long")
-    # the tiny model reads 64 tokens in all; micro-batches of this size pad little
+    # the tiny model reads 64 tokens in all; micro-batches of this size need little padding
     DEFAULTS = dict(max_prompt_tokens=40, token_budget=1024)
     CHAT_DEFAULTS = ladder_words.DEFAULTS
     length_unit = "steps"
@@ -186,7 +190,7 @@ class World(TinyWorld):
 
     @property
     def text(self):
-        """Return how tasks, answers and prompts are written."""
+        """Return the class that reads and writes tasks, answers and prompts."""
         return Words if self.form == "words" else Symbols
 
     def task(self, start, tools, *rest) -> Task:
@@ -198,8 +202,7 @@ class World(TinyWorld):
         return any((start, tuple(tools)) in split for split in held_out(self.text.lengths).values())
 
     def base_tasks(self):
-        """Return 544 distinct chains of 1-3 steps over the four easiest tools, none of them held
-        out."""
+        """Draw 544 distinct chains of 1-3 steps over the four easiest tools, none held out."""
         rng, tasks = random.Random(SEED + 1), {}
         while len(tasks) < N_BASE:
             task = self.task(*self.unseen(rng, NAMES[:BASE_TOOLS], 3), "base")
@@ -211,15 +214,15 @@ class World(TinyWorld):
         return [self.task(*chain, "validation") for chain in held_out(self.text.lengths)[split]]
 
     def env_prompt(self, seed_task, success):
-        """Return the recent success rate in eighths, or that it is unknown, and the seed task."""
+        """Return a prompt with the recent success rate in eighths, if known, and the seed task."""
         return self.text.env_prompt(seed_task.text, success)
 
     def agent_prompt(self, task):
-        """Return the chain."""
+        """Return a prompt with the chain."""
         return self.text.agent_prompt(task.text)
 
     def parse_task(self, text, seed_task, epoch):
-        """Read the simulator's text as a task. Raises InvalidTask with the reason to count."""
+        """Read the simulator's text as a task. Raise InvalidTask with the reason to count."""
         chain = self.text.read(text)
         if chain is None:
             raise InvalidTask("malformed")
@@ -233,8 +236,8 @@ class World(TinyWorld):
         return self.text.answer(tools, run_tools(start, tools))
 
     def score(self, task, response):
-        """Return Eq. 1 of a structured answer, 1 if the whole trajectory is right, else 0, and
-        whether it is well-formed."""
+        """Return Eq. 1 of a structured answer: (1 if the whole trajectory is right, else 0; whether
+        it is well-formed)."""
         answer = self.text.read_answer(response)
         return float(answer == self.gold(task)), answer is not None  # Eq. 1: 1[a' = a]
 
@@ -247,13 +250,15 @@ class World(TinyWorld):
         return len(task.spec["tools"])
 
     def category(self, task):
-        """Return the hardest tool of the chain; in words the number of steps."""
+        """Return the hardest tool of the chain, or in words the number of steps."""
         return self.text.category(task.spec["tools"])
 
     def write_teacher(self, n: int, path):
-        """Write n distinct tasks of a stand-in for a stronger teacher (the paper's offline
-        augmentation of 957 and 1,777 tasks): base tasks edited up to three times by the rule that
-        `vary` demonstrates."""
+        """Write n distinct tasks to a file, instead of a stronger teacher's.
+
+        The paper's offline augmentation has 957 and 1,777 tasks. These are base tasks whose tools
+        `vary` edited up to three times, with a new start digit.
+        """
         rng, base, tasks = random.Random(SEED + 2), self.base_tasks(), {}
         while len(tasks) < n:
             seed = rng.choice(base)
@@ -270,15 +275,15 @@ class World(TinyWorld):
     # ---- the stand-in for an instruct model, and a chat model's warm start
 
     def unseen(self, rng, names, most: int):
-        """Draw a chain of at most this many steps that is not held out: (start, tools)."""
+        """Draw (start, tools), a chain of at most this many steps that is not held out."""
         while True:
             chain = rng.randrange(10), rng.choices(names, k=rng.randint(1, most))
             if not self.is_held_out(*chain):
                 return chain
 
     def demonstrate(self, rng, easy=False):
-        """Make (prompt, response) of the agent's role: all tools with slips, or the easy ones with
-        fewer."""
+        """Draw (prompt, response) of the agent's role: all tools with slips, or easy ones with
+        fewer slips."""
         names, most, share = NAMES, MAX_STEPS, 1
         if easy:
             names, most, share = NAMES[:BASE_TOOLS], 3, ladder_words.EASY_SLIPS
@@ -288,7 +293,7 @@ class World(TinyWorld):
         return prompt, self.text.answer(tools, digits)
 
     def imagine(self, rng):
-        """Make (prompt, response) of the simulator's role."""
+        """Draw (prompt, response) of the simulator's role."""
         seed = self.unseen(rng, NAMES, MAX_STEPS)
         while True:
             chain = rng.randrange(10), vary(seed[1], rng)
@@ -299,11 +304,11 @@ class World(TinyWorld):
         return self.text.env_prompt(self.text.write(*seed), success), self.text.write(*chain)
 
     def pairs(self, rng, size: int):
-        """Make pairs, half variations, half demonstrations."""
+        """Draw pairs, half of them variations, half demonstrations."""
         return [self.demonstrate(rng) if i % 2 else self.imagine(rng) for i in range(size)]
 
     def warm_start_pairs(self, turn=0):
-        """Make what a chat model imitates in a pass, by --start (worlds/ladder_words.py)."""
+        """Draw what a chat model imitates in a pass, by --start (worlds/ladder_words.py)."""
         rng = random.Random(SEED + 3 + turn + 100 * self.o.seed)
         easy, others, variations = ladder_words.PAIRS[self.option("start")]
         return {"agent": [self.demonstrate(rng, easy=i < easy) for i in range(easy + others)],

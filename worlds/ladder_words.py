@@ -1,4 +1,4 @@
-"""The ladder in words, for a chat model: the same tools, splits and checker, other texts.
+"""Write the ladder in words for a chat model: the same tools and checker, but other texts.
 
 Usage:
 
@@ -6,17 +6,17 @@ Usage:
     python genenv.py --world ladder --model START
 
 A task is `4: double, add 1, square`; the answer gives the digit after each step, modulo 10:
-`double: 8, add 1: 9, square: 1`. Answers are computed, so there is no wrong reference, and a small
+`double: 8, add 1: 9, square: 1`. Answers are computed, so no reference is wrong, and a small
 model learns the world within an hour.
 
---start says what a warm start leaves to the loop. Its one pass is over many demonstrations: a
-second one over the same makes all attempts at a task alike.
+--start chooses what a warm start leaves to the loop. A warm start is one pass over many
+demonstrations: a second pass over the same ones would make all attempts at a task alike.
     stale    the agent sees mostly the four easy tools in one to three steps, and some of all
-             tools with the ladder's slips; the simulator sees so many variations that it stays
+             tools with the ladder's slips; the simulator sees enough variations that it stays
              near its seed tasks. After 50 updates an untrained simulator's tasks are nearly all
              solved (worlds/README.md)
-    aligned  the agent sees all tools with the ladder's slips, so that p_hat spreads by rung
-    hard     the same from few demonstrations: most of what is written is too hard
+    aligned  the agent sees all tools with the ladder's slips, so that p_hat differs by rung
+    hard     the same with few demonstrations: most of the tasks written are too hard
 """
 import re
 
@@ -27,10 +27,10 @@ TOOL_WORDS = {
     "tpl": "triple", "mir": "mirror", "sqr": "square", "half": "halve", "drop": "subtract 4",
     "cube": "cube", "tri": "sum up"}
 NAME_OF = {words: name for name, words in TOOL_WORDS.items()}
-# --start: what a warm start shows, demonstrations of easy and of all tools, and variations
+# {--start: what a warm start shows: demonstrations of easy tools, of all tools, variations}
 PAIRS = {
     "stale": (320, 160, 960), "aligned": (0, 640, 640), "hard": (0, 120, 320)}
-# of the ladder's slips, in demonstrations of easy tools: none would be too sharp a start
+# share of the ladder's slips in demonstrations of easy tools; with none the start is too sharp
 EASY_SLIPS = 0.3
 DEFAULTS = dict(epochs=13, steps=4, seed_tasks=8, variations=4, G=8, val_samples=8, val_every=2,
                 k_min=0.26, agent_lr=5e-4, env_lr=5e-4, env_passes=1, env_batch=8,
@@ -42,7 +42,7 @@ ANSWER = rf"(({'|'.join(NAME_OF)}): [0-9](, |$))+"
 
 class Words:
     """Read and write the ladder's tasks, answers and prompts for a chat model."""
-    lengths, category_name = (1, 2, 3, 4, 5), "number of steps"  # lengths: of held-out tasks
+    lengths, category_name = (1, 2, 3, 4, 5), "number of steps"  # lengths: steps of held-out tasks
 
     @staticmethod
     def write(start, tools) -> str:
@@ -51,7 +51,7 @@ class Words:
 
     @staticmethod
     def read(text):
-        """Read what `write` wrote -> (start, tools), None for any other text."""
+        """Return (start, tools) of a text that `write` wrote, or None for any other text."""
         match = re.fullmatch(r"([0-9]): ([a-z0-9, ]+)", plain(text))
         if match is None:
             return None
@@ -67,7 +67,7 @@ class Words:
 
     @staticmethod
     def read_answer(response: str):
-        """Return a response as `answer` writes it, None if it is not well-formed."""
+        """Return a response as `answer` writes it, or None if it is not well-formed."""
         return plain(response) if re.fullmatch(ANSWER, plain(response)) else None
 
     @staticmethod
@@ -88,5 +88,5 @@ class Words:
 
 
 def plain(text) -> str:
-    """Return a text without the full stop and the capitals of a chat model, "" if too long."""
+    """Return a text without a chat model's full stop and capitals, or "" if it is too long."""
     return text.strip().rstrip(".").lower() if len(text) <= MAX_CHARS else ""

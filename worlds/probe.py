@@ -15,8 +15,10 @@ from worlds import InvalidTask, World, load_world, special_token_in, task_keys, 
 
 
 def open_world(o) -> World:
-    """Return the world named by a run's options, tried on a few tasks. Raise UserError if it
-    fails."""
+    """Return the world named by a run's options, tried on a few tasks.
+
+    Raise UserError if it fails.
+    """
     world_class = load_world(o.world)
     with users_code(inspect.getfile(world_class)):
         world = world_class(o)
@@ -47,7 +49,7 @@ def try_world(world):
             for key in task_keys(world, task):
                 is_new = split_of.setdefault(key, split) == split
                 expect(is_new, method, "no task that another split has", task)
-        # three at most, from all over the list
+        # three at most, spread over the list
         for task in tasks[::1 + len(tasks) // 3]:
             try_task(world, task)
     warn_if_prompts_contain_answers(world, splits["base"][:20])
@@ -63,7 +65,7 @@ def note_near_misses(world_class):
 
 
 def expect(is_right, method, rule: str, value="others", argument="this call"):
-    """Raise a UserError unless a method's value is right: what it must give, and what it gave."""
+    """Raise a UserError with the rule and the method's value unless the value is right."""
     if not is_right:
         raise wrong_value(inspect.unwrap(method), rule, value, repr(argument)[:200])
 
@@ -91,7 +93,7 @@ def warn_if_prompts_contain_answers(world, tasks):
 
 # ---- a task
 
-# {method of a task: its allowed types of result}
+# {method that takes a task: the types that it may return}
 RETURNS = {"agent_prompt": (str, list), "category": str, "leaks": str, "skills": (list, tuple),
            "task_length": (int, float)}
 
@@ -116,7 +118,7 @@ def try_task(world, task):
         rewards[text] = score[0]
         try_parse(world, task, text)
     expect(rewards[""] == 0, world.score, "no reward for an empty response", rewards[""], task)
-    # without right answers gold is ""
+    # a world without right answers has the gold ""
     expect(rewards[gold] == bool(gold), world.gold, "a response that scores 1", gold, task)
 
 

@@ -1,8 +1,8 @@
-"""A whole world, to be copied: one tool on three digits, `dbl 3 7 1 =` -> `6 4 2`.
+"""Copy this whole world to write your own: one tool on three digits, `dbl 3 7 1 =` -> `6 4 2`.
 
     cp worlds/template.py worlds/mine.py && python genenv.py --world mine
 
-worlds/OWN_WORLD.md says what to change, worlds/__init__.py what each method is for.
+worlds/OWN_WORLD.md explains what to change, and worlds/__init__.py what each method is for.
 """
 import random
 
@@ -20,14 +20,14 @@ TOOLS = {
 }
 BASE_TOOLS = ["inc", "dbl"]
 
-# how often the base model is shown a wrong digit: a model without errors solves a task always, one
-# without right answers never, and GRPO learns from mixed groups alone
+# how often the base model is shown a wrong digit: a model without errors always solves a task, and
+# one without right answers never does, but GRPO learns only from groups that mix both
 SLIPS = {"inc": 0.05, "dbl": 0.2, "neg": 0.4, "sqr": 0.6}
 
-# every word of prompts, tasks and answers; success in quarters, ?/4: unknown
+# every word of prompts, tasks and answers; success is in quarters, ?/4 if unknown
 DIGITS = list("0123456789")
 WORDS = [*SPECIAL, *DIGITS, *TOOLS, "=", "vary", "=>", "?/4", "0/4", "1/4", "2/4", "3/4", "4/4"]
-N_BASE, PER_TOOL = 300, 50  # base tasks; held-out tasks of each tool, of its 1,000
+N_BASE, PER_TOOL = 300, 50  # base tasks; held-out tasks of each tool, out of 1,000
 
 
 # ---------------------------------------------------------------------------------------------
@@ -35,7 +35,7 @@ N_BASE, PER_TOOL = 300, 50  # base tasks; held-out tasks of each tool, of its 1,
 
 
 def make(tool, digits, *rest) -> Task:
-    """Return a task; rest: the last fields of a Task, which are origin, seed task and epoch."""
+    """Return a task. rest: the last fields of a Task, which are origin, seed task and epoch."""
     text = " ".join([tool, *map(str, digits)])
     return Task(text, {"tool": tool, "digits": digits}, *rest)
 
@@ -49,8 +49,8 @@ def random_task(rng, tools, origin) -> Task:
 def draw_of_each(rng, kinds, number, origin, taken=()) -> dict:
     """Draw {id: task}: this many different tasks of each kind, none of them in `taken`.
 
-    Hold out a tenth of a kind's tasks at most, or too few are left to learn from. Raises UserError
-    for a kind that has fewer.
+    Hold out at most a tenth of a kind's tasks, or too few are left to learn from. Raise UserError
+    for a kind that has fewer tasks than `number`.
     """
     tasks = {}
     for kind in kinds:
@@ -75,7 +75,7 @@ HELD_OUT = draw_of_each(random.Random("held-out"), TOOLS, PER_TOOL, "validation"
 
 
 class World(worlds.World):
-    """Digits through a tool."""
+    """Apply a tool to digits."""
     REASONS = ("malformed",)            # of parse_task
     DEFAULTS = {"threads": 1}           # more threads slow a tiny model down
     category_name, length_unit = "tool", "words"  # for the report
@@ -93,19 +93,19 @@ class World(worlds.World):
         return list(draw_of_each(random.Random(1), BASE_TOOLS, number, "base", HELD_OUT).values())
 
     def validation_tasks(self, split="validation"):
-        """Return every other held-out task; "tuning": the ones in between."""
+        """Return every second held-out task, or for "tuning" the ones in between."""
         first = 1 if split == "tuning" else 0
         return list(HELD_OUT.values())[first::2]
 
     # ---- the simulator: what it is asked, and how its text is read
 
     def env_prompt(self, seed_task, success):
-        """Return `vary 2/4 dbl 3 7 1 =>`."""
+        """Return a prompt such as `vary 2/4 dbl 3 7 1 =>`."""
         quarters = "?" if success is None else round(4 * success)
         return f"vary {quarters}/4 {seed_task.text} =>"
 
     def parse_task(self, text, seed_task, epoch):
-        """Return `dbl 3 7 2` as a task."""
+        """Read a text such as `dbl 3 7 2` as a task."""
         words = text.split() or [""]
         tool, digits = words[0], words[1:]
         if tool not in TOOLS or len(digits) != 3 or not set(digits) <= set(DIGITS):
@@ -115,11 +115,11 @@ class World(worlds.World):
     # ---- the agent: what it is asked, and how its answer is scored
 
     def agent_prompt(self, task):
-        """Return `dbl 3 7 1 =`."""
+        """Return a prompt such as `dbl 3 7 1 =`."""
         return f"{task.text} ="
 
     def gold(self, task):
-        """Return a right answer, `6 4 2`."""
+        """Return the right answer, such as `6 4 2`."""
         tool = TOOLS[task.spec["tool"]]
         return " ".join(str(tool(digit) % 10) for digit in task.spec["digits"])
 
@@ -133,22 +133,22 @@ class World(worlds.World):
     # ---- for the report
 
     def category(self, task):
-        """Return the row of the report."""
+        """Return the task's row in the report."""
         return task.spec["tool"]
 
     def skills(self, task):
-        """Return what a task exercises."""
+        """Return the skills that a task exercises."""
         return [task.spec["tool"]]
 
     # ---- the base model
 
     def pairs(self, rng, n):
-        """Draw n pairs (prompt, response) for the base model to imitate, half of each role."""
+        """Draw n pairs (prompt, response) for the base model to imitate, half for each role."""
         pairs = []
         for _ in range(n // 2):
             task = self.demo_task(rng, list(TOOLS))
             pairs.append((self.agent_prompt(task), self.with_slips(task, rng)))
-            # no task has been tried yet, so the success is random
+            # no task has been tried yet, so draw its success
             success = rng.choice((None, 0, 0.25, 0.5, 0.75, 1))
             # a variation mostly keeps the tool
             variation = self.demo_task(rng, [task.spec["tool"]] * 6 + list(TOOLS))

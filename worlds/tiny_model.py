@@ -1,17 +1,17 @@
-"""A stand-in for an instruct model: a tiny word-level decoder, trained from scratch in minutes.
+"""Train a stand-in for an instruct model: a tiny word-level decoder, from scratch in minutes.
 
 Paper: "both initialised from the same instruct model". A world that needs no download shows its own
-small model imperfect examples of both roles, and the loop starts from what it made of them.
+small model imperfect examples of both roles, and the loop starts from what the model learnt.
 
 Usage: the ladder's and the household's base models are in worlds/base, so that a run starts from
 the same bits on every machine. `python -m worlds.household train SEED FOLDER` trains another one,
 for `genenv.py --world household --model FOLDER`; seed 0 makes the shipped one (the household's at
-commit 6eb4f27, before its planner was made simpler). Rounding depends on the processor.
+commit 6eb4f27, before its planner was simplified). Rounding depends on the processor.
 worlds/template.py trains its model at the first start and keeps it in runs/base.
 
-Deviations: the model has seen its two roles and nothing else, and one token is one word. Its layers
-are those of Qwen2, its type is Seed-OSS, which has the same: for the type qwen2 transformers'
-AutoTokenizer splits text by Qwen2's own rules, whatever tokenizer.json says.
+Deviations: the model has seen only its two roles, and one token is one word. Its layers are those
+of Qwen2, but its type is Seed-OSS, which has the same layers: for the type qwen2, transformers'
+AutoTokenizer ignores the rules of tokenizer.json and splits text by those of Qwen2.
 """
 import hashlib
 import inspect
@@ -36,7 +36,7 @@ MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_att
              num_key_value_heads=4, max_position_embeddings=64, rope_theta=10000.0)
 BUCKETS = [*(f"b{i}" for i in range(9)), "b?"]  # recent success in eighths, or unknown
 SEED = 20251219  # task sets are the same for every --seed of a run
-# what such a world reads from the options, where there is no run
+# the options that such a world reads, for use without a run
 NO_RUN = SimpleNamespace(model="", base_tasks="", validation_tasks="", world_options={})
 BASES = Path(__file__).parent / "base"  # a folder for each world whose base model is shipped
 
@@ -44,7 +44,7 @@ BASES = Path(__file__).parent / "base"  # a folder for each world whose base mod
 def word_tokenizer(words):
     """Make a tokenizer with one token per word, words separated by blanks; it can be saved.
 
-    words: SPECIAL, then others, none of them twice.
+    words: SPECIAL, then others, none twice.
     """
     vocabulary = {word: i for i, word in enumerate(words)}
     raw = Tokenizer(models.WordLevel(vocabulary, unk_token="<pad>"))
@@ -69,8 +69,10 @@ def chat(system: str, user: str):
 
 
 def encode_pairs(tokenizer, pairs):
-    """Encode (prompt, response) texts -> ids (B, L), labels (B, L) with -100 on prompts and
-    padding. The end of a response is part of what is learnt."""
+    """Encode (prompt, response) texts as ids (B, L) and labels (B, L).
+
+    Labels are -100 on prompts and padding. The end of a response is learnt too.
+    """
     ids, labels = [], []
     for prompt, response in pairs:
         prompt_ids = tokenizer.encode(prompt, add_special_tokens=False)
@@ -82,8 +84,10 @@ def encode_pairs(tokenizer, pairs):
 
 
 def tiny_lm(vocabulary: int, shape: dict, seed: int):
-    """Make a fresh causal LM of MODEL, with the changes in `shape`; vocabulary: its number of
-    words."""
+    """Make a fresh causal LM of MODEL with the changes in `shape`.
+
+    vocabulary: its number of words.
+    """
     shape = {**MODEL, **shape}
     config = SeedOssConfig(
         vocab_size=vocabulary, pad_token_id=0, eos_token_id=1, bos_token_id=None,
@@ -95,17 +99,17 @@ def tiny_lm(vocabulary: int, shape: dict, seed: int):
 
 
 def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, seed=0):
-    """Train a model from scratch -> (model, tokenizer), for `save`.
+    """Train a model from scratch and return (model, tokenizer), for `save`.
 
     words: the vocabulary, `SPECIAL` first. pairs_fn: (random.Random, how many) -> list of (prompt,
     response) texts of both roles. model_config: what differs from MODEL. lr: the peak of a
-    one-cycle schedule. Two minutes at most for the default settings on one core.
+    one-cycle schedule. The default settings take at most two minutes on one core.
 
-    Raises UserError as check_texts does, before the training.
+    Raise UserError as check_texts does, before the training.
     """
     rng, tokenizer = random.Random(seed), word_tokenizer(words)
     model = tiny_lm(len(words), model_config, seed)
-    # a generator of its own: rng is not moved
+    # a separate generator, so that rng is not moved
     check_texts(words, pairs_fn(random.Random(seed), batch), model.config.max_position_embeddings)
     print(f"training the base model of this world, {steps} steps ...", flush=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
@@ -123,8 +127,11 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
 
 
 def check_texts(words, pairs, context: int):
-    """Raise UserError for what would silently spoil the training: an empty answer, a word that is
-    read as padding, a pair of more words than the model reads."""
+    """Raise UserError for what would silently spoil the training.
+
+    That is an empty answer, a word that is read as padding or listed twice, or a pair of more words
+    than the model reads.
+    """
     if not all(response.strip() for _, response in pairs):
         raise UserError("pairs gave an empty answer: is `gold` missing?")
     counts = Counter(words)
@@ -135,8 +142,8 @@ def check_texts(words, pairs, context: int):
                         f"{wrong[:9]}")
     longest = max(len(f"{prompt} {response} <eos>".split()) for prompt, response in pairs)
     if longest > context:
-        raise UserError(f"pairs gave {longest} words in a prompt with its answer, the model reads "
-                        f"{context}: shorten them, or set max_position_embeddings")
+        raise UserError(f"pairs gave {longest} words in a prompt with its answer, but the model "
+                        f"reads {context}: shorten them, or set max_position_embeddings")
 
 
 def save(model, tokenizer, folder):
@@ -158,15 +165,18 @@ def load_trained(world, words, **recipe):
     if not folder.is_dir():
         scratch = Path(f"{folder}.{random.random()}")
         save(*train(words, world.pairs, **recipe), scratch)
-        if not folder.is_dir():  # another run may have made the same meanwhile
-            scratch.rename(folder)  # whole or not at all
+        if not folder.is_dir():  # another run may have made the same one meanwhile
+            scratch.rename(folder)  # all of it or nothing
     return worlds.open_policy(str(folder), world.o)
 
 
 class TinyWorld(worlds.World):
-    """A world that brings its tasks and a base model of WORDS. A subclass has pairs(rng, n) to
-    train a base model from. `chat`: whether --model names another model, which needs a chat
-    template; only a world with CHAT_DEFAULTS, its defaults for such a model, takes one."""
+    """Define a world that brings its tasks and a base model of WORDS.
+
+    A subclass has pairs(rng, n), from which a base model is trained. `chat`: whether --model names
+    another model, which needs a chat template. Only a world with CHAT_DEFAULTS, its defaults for
+    such a model, takes one.
+    """
     NAME, WORDS, RECIPE, CHAT_DEFAULTS = "", (), {}, {}
 
     def __init__(self, o):
@@ -179,8 +189,10 @@ class TinyWorld(worlds.World):
 
     @classmethod
     def defaults(cls, asked: dict) -> dict:
-        """Return DEFAULTS and one thread, as more slow such a small model down; or
-        CHAT_DEFAULTS."""
+        """Return CHAT_DEFAULTS for a chat model, or else DEFAULTS and one thread.
+
+        More threads slow such a small model down.
+        """
         if cls.is_chat(asked.get("model", "")):
             return cls.CHAT_DEFAULTS
         return {"threads": 1, **cls.DEFAULTS}
@@ -201,8 +213,10 @@ class TinyWorld(worlds.World):
 
 
 def main(world, argv=None) -> int:
-    """Do what `python -m worlds.NAME train SEED FOLDER` says; return the exit code. world: a
-    subclass of TinyWorld."""
+    """Run `python -m worlds.NAME train SEED FOLDER` and return the exit code.
+
+    world: a subclass of TinyWorld.
+    """
     argv = sys.argv[1:] if argv is None else argv
 
     def run():

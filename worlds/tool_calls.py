@@ -1,7 +1,7 @@
-"""A real domain: JSON tool calls and short answers, with any chat model as the base.
+"""Train any chat model on a real domain: JSON tool calls and short answers.
 
 Paper: a task instance carries a prompt (tool specs, goal) and an evaluation spec (the calls it
-takes, or a reference answer), and `score` is both branches of Eq. 1.
+takes, or a reference answer), and `score` has both branches of Eq. 1.
 
 Usage: `python genenv.py --preset 7b-24gb --model DIR --base-tasks FILE`. The file holds one JSON
 object per line (worlds/tools/example_tasks.jsonl has 51, and is the default):
@@ -12,32 +12,32 @@ object per line (worlds/tools/example_tasks.jsonl has 51, and is the default):
      "ordered": true}          optional: the calls have to come in this order
     {"task": "Who wrote Dune?", "reference": "Frank Herbert"}      or a list of accepted answers
 
-A task has 1 to 32 tools and at most 8 calls; `"calls": []` means that none of the tools does what
-is asked, and the agent then answers `none`, which its prompt mentions only if some task has that
-answer. worlds/tools/tool_lists.py reads other shapes of tools. With --tools FILE,
-tasks without tools have those of the list that they call, and others up to three. Every line is
-checked before a model is loaded. An eighth of the file is held out for validation; of TUNED tasks
-or more another for tuning.
+A task has 1 to 32 tools and at most 8 calls. `"calls": []` means that none of the tools does what
+is asked. The agent then answers `none`, which its prompt mentions only if some task has that
+answer. worlds/tools/tool_lists.py reads other shapes of tools. With --tools FILE, a task without
+tools gets those of the list that it calls, and others up to three. Every line is checked before a
+model is loaded. An eighth of the file is held out for validation; from TUNED tasks on, another
+eighth is held out for tuning.
 
-The agent writes calls as the chat templates of Qwen and Hermes do, one JSON object between
-<tool_call> tags each. Of a response or a written task with a </think>, only what follows the last
-one is read.
+The agent writes calls as the chat templates of Qwen and Hermes do, each as a JSON object between
+<tool_call> tags. If a response or a written task has a </think>, only what follows the last one is
+read.
 
 The simulator writes one JSON object. With --tools FILE it is shown an example and six tools
-(`seed_for`) and writes calls of these, then a request that names their values; the agent has to
+(`seed_for`), and writes calls of these, then a request that names their values. The agent has to
 choose among the same six. Without --tools it also invents the tools, which takes a large model.
 
-When two calls are the same: same name, same arguments, in any order of their names. Numbers are
-compared by value (5 is 5.0), but 5 is not "5" and true is not 1; strings must agree in every
-character; an argument left out equals its schema's `default`. The whole list must agree, in any
-order unless `ordered`. Part of the list earns nothing.
+Two calls are the same if they have the same name and the same arguments, in any order of their
+names. Numbers are compared by value (5 is 5.0), but 5 is not "5" and true is not 1. Strings must
+agree in every character. An argument that is left out equals its schema's `default`. The whole list
+must agree, in any order unless `ordered`. Part of the list earns nothing.
 
 Deviations: there is no executor for invented tools, so `valid` means that every call parses and
-satisfies the schema of a declared tool. The simulator must keep the kind of its seed, since a drift
-to free-form answers, whose references nothing checks, would be rewarded, too. Two tasks with the
-same calls or the same words count as one when copies, duplicates and held-out tasks are looked for
+satisfies the schema of a declared tool. The simulator must keep the kind of its seed: a drift to
+free-form answers, whose references nothing checks, would be rewarded too. In the search for copies,
+duplicates and held-out tasks, two tasks with the same calls or the same words count as one
 (same_task_key). The simulator's prompt does not name alpha: a record of an earlier epoch would name
-an older target. What else a simulator may not get away with is in worlds/tools/leaks.py.
+an older target. worlds/tools/leaks.py defines what else is refused.
 """
 import hashlib
 import json
@@ -65,16 +65,16 @@ from worlds.tools.schemas import DECODER, MAX_CALLS, MAX_CHARS, call_fault, cano
 from worlds.tools.texts import answer_words, texts_as_read, token_f1, without_thought, words_of
 
 EXAMPLE_TASKS = Path(__file__).parent / "tools/example_tasks.jsonl"
-SHOWN_WITH = 2        # examples that a task is imitated with, as the simulator, in a warm start
+SHOWN_WITH = 2        # seed tasks from which a warm start shows the simulator how to write a task
 ROOM = 2              # characters of the shown tools per token of --max-prompt-tokens
-HELD_OUT = 8          # one task in this many for validation, as many again for tuning
-FEWEST = 3            # examples to learn from; a warm start needs more
+HELD_OUT = 8          # one task in this many is for validation, another one for tuning
+FEWEST = 3            # examples to learn from, at least; a warm start needs more
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
-TUNED = 20            # distinct tasks from which on some are kept for tuning
+TUNED = 20            # with this many distinct tasks, some are kept for tuning
 NOTHING = "none"      # the agent's answer if there is nothing to call
-# keywords that a model may not use in a schema: a regular expression may take for ever
+# keywords that a model may not use in a schema: a regular expression may take forever
 PATTERN = re.compile('"pattern": "|"patternProperties": ')
-ALL_FAULTS, LINE = 600, 180  # characters of all faults of a file, of one
+ALL_FAULTS, LINE = 600, 180  # characters that report all faults of a file, and one fault
 
 
 # ---------------------------------------------------------------------------------------------
@@ -82,20 +82,22 @@ ALL_FAULTS, LINE = 600, 180  # characters of all faults of a file, of one
 
 
 def make_task(record: dict, origin: str, seed="", epoch=0) -> Task:
-    """Return one JSON object of either kind as a Task. Raises InvalidTask, with .detail, if it is
-    neither."""
+    """Return a JSON object of either kind as a Task.
+
+    Raise InvalidTask, with .detail, if it is of neither kind.
+    """
     text = record.get("task")
     if not isinstance(text, str):
         raise InvalidTask("malformed task", "no text under 'task'")
     text = text.strip()
-    # "Call Bob" of a user's is a task; a simulator's text of that length mostly is not
+    # a user's "Call Bob" is a task; a simulator's text of that length mostly is not
     least = 1 if origin == "base" else MIN_LETTERS
     if sum(map(str.isalnum, text)) < least:
         raise InvalidTask("trivial text", "the task text says too little")
     asks_for_calls = "calls" in record
     if asks_for_calls == ("reference" in record):
         raise InvalidTask("malformed task", "needs either 'calls' or 'reference'")
-    # what a simulator writes beside a task would be imitated along with it
+    # what a simulator writes besides a task would be imitated along with it
     allowed = ["task", "tools", "calls", "ordered"] if asks_for_calls else ["task", "reference"]
     if set(record) - set(allowed):
         raise InvalidTask("malformed task", f"only {', '.join(allowed)} belong in it")
@@ -103,24 +105,24 @@ def make_task(record: dict, origin: str, seed="", epoch=0) -> Task:
         spec = _spec_of_calls(record, origin)
     else:
         spec = _spec_of_question(record)
-    # the same spec under another text is another task, with a p_hat of its own
+    # the same spec with another text is another task, with its own p_hat
     return Task(text, spec, origin, seed, epoch, task_id({"text": text, **spec}))
 
 
 def _spec_of_calls(record: dict, origin: str) -> dict:
-    """Return the evaluation spec of a task that takes calls. Raises InvalidTask."""
+    """Return the evaluation spec of a task that takes calls, or raise InvalidTask."""
     tools = tool_lists.normalized_tools(record.get("tools"))
     spec = {"tools": tools, "calls": record["calls"], "ordered": record.get("ordered", False)}
     if not isinstance(spec["ordered"], bool):
         raise InvalidTask("malformed task", "ordered is neither true nor false")
-    # an author may say that nothing is to be called; a simulator would say it of anything
+    # a person may declare that nothing is to be called; a simulator would declare it of anything
     least = 0 if origin == "base" else 1
     check_calls(spec["calls"], {tool["name"]: tool for tool in tools}, least)
     return spec
 
 
 def _spec_of_question(record: dict) -> dict:
-    """Return the evaluation spec of a question: its accepted answers. Raises InvalidTask."""
+    """Return the evaluation spec of a question, its accepted answers, or raise InvalidTask."""
     answers = record["reference"]
     if not isinstance(answers, list):
         answers = [answers]
@@ -131,7 +133,7 @@ def _spec_of_question(record: dict) -> dict:
 
 
 def same_task_key(task):
-    """Return what a task is recognised by: its calls however it is worded, and its words."""
+    """Return the keys of a task: one of its calls, however it is worded, and one of its words."""
     return _keys_of_json(json.dumps([task.text, task.spec]))
 
 
@@ -140,10 +142,10 @@ def _keys_of_json(task: str) -> tuple:
     """Return the keys of a task, given as JSON text so that they are computed once."""
     task = Task(*json.loads(task))
     keys = [task_id({"question": words_of(task.text)})]
-    # a question has only its words; so have calls without arguments, which many tasks share
+    # a question has only a key of words; so do calls without arguments, which many tasks share
     if any(call["arguments"] for call in task.spec.get("calls", ())):
         calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
-        # an invisible character or a capital in a value makes no other task, but another answer
+        # an invisible character or a capital in a value makes another answer, but not another task
         calls = sorted(canonical(texts_as_read(json.loads(call))) for call in calls)
         keys.insert(0, task_id({"calls": calls}))
     return tuple(keys)
@@ -152,11 +154,11 @@ def _keys_of_json(task: str) -> tuple:
 def read_tasks(path: str, tools: dict):
     """Return every task of a JSONL file.
 
-    tools: {name: spec} of --tools, for tasks without tools of their own; may be empty. Raises
-    UserError with the first bad lines.
+    tools: {name: spec} of --tools, for tasks that list no tools; it may be empty. Raise UserError
+    with the first bad lines.
     """
     text = tool_lists.read_text(path, "--base-tasks and --validation-tasks take JSONL")
-    # what is wrong, and in which lines
+    # {what is wrong: in which lines}
     faults = defaultdict(list)
     tasks, lines_asking = [], {}
     for number, line in enumerate(text.split("\n"), 1):
@@ -180,13 +182,15 @@ def read_tasks(path: str, tools: dict):
 
 
 def _task_of_line(line: str, tools: dict):
-    """Return (a line of a task file as a task, what it asks, given which tools). Raises InvalidTask
-    with .detail."""
+    """Return (the task in a line of a task file, a text of what it asks and of its listed tools).
+
+    Raise InvalidTask with .detail.
+    """
     try:
         record = DECODER.decode(line)
         if not isinstance(record, dict):
             raise ValueError("not an object")
-        # only what is kept of a line is held to what a model can write
+        # only what is kept of a line must be JSON that a model can write
         normalized = json_value(tool_lists.normalized_record(record, tools))
         task = make_task(normalized, "base")
     except (ValueError, RecursionError) as error:
@@ -197,16 +201,16 @@ def _task_of_line(line: str, tools: dict):
 
 
 def split(tasks, held_out, path: str) -> dict:
-    """Return {"validation", "tuning", "base": tasks}, by hashes of the tasks' first keys.
+    """Return {"validation", "tuning", "base": tasks}, split by hashes of the tasks' first keys.
 
     held_out: tasks of a validation file, instead of the held-out eighth. No key of one part is in
-    another. Raises UserError if fewer than FEWEST are left to learn from.
+    another. Raise UserError if fewer than FEWEST are left to learn from.
     """
     others = _without(tasks, held_out)
     n_left_out = len(tasks) - len(others)
     if n_left_out:
-        print(f"{path}: {n_left_out} left out, as requests of --validation-tasks have the same "
-              "calls or words: to train on them, take those requests out", flush=True)
+        print(f"{path}: {n_left_out} left out, because requests of --validation-tasks have the "
+              "same calls or words: to train on them, remove those requests", flush=True)
 
     # the first tasks by hash are for tuning, the next for validation
     keys = sorted({same_task_key(task)[0] for task in others}, key=_hash)
@@ -229,7 +233,7 @@ def _with_first_key(tasks, keys) -> list:
 
 
 def _without(tasks, others) -> list:
-    """Return the tasks except those that are, in other words or with other calls, among others."""
+    """Return the tasks except those that share a key with one of the others."""
     keys = _keys_of(others)
     return [task for task in tasks if keys.isdisjoint(same_task_key(task))]
 
@@ -286,7 +290,7 @@ ENV_USER = "The task:\n{seed}\n\nSolved: {solved}\n{functions}Write the variatio
 
 
 def to_json(value) -> str:
-    """Return a value as JSON on one line, letters of all scripts as they are."""
+    """Return a value as JSON on one line, with the letters of all scripts unescaped."""
     return json.dumps(value, ensure_ascii=False)
 
 
@@ -302,7 +306,7 @@ def tools_text(tools) -> str:
 def parse_calls(response: str):
     """Return the calls of a response, or None if there are none or one cannot be read.
 
-    If "none" is all of the answer, there is nothing to call: an empty list.
+    If the answer is only "none", there is nothing to call, and the list is empty.
     """
     answer = without_thought(response)
     if answer.strip() == NOTHING:
@@ -325,7 +329,7 @@ def parse_calls(response: str):
 
 
 class World(worlds.World):
-    """The domain of tool calls and short answers."""
+    """Define the domain of tool calls and short answers."""
     # every reason of parse_task and leaks; the loop adds its own, such as "truncated"
     REASONS = (
         "no JSON object", "malformed task", "trivial text", "tool schema", "unknown tool",
@@ -339,7 +343,7 @@ class World(worlds.World):
                 "agent_lr": 1e-4, "env_lr": 1e-4, "token_budget": 8192, "max_rows": 256}
     may_decline = False  # whether some task has nothing to call
     category_name = "number of calls"
-    imitate_once = True  # a small simulator would write the same few calls for ever
+    imitate_once = True  # a small simulator would write the same few calls forever
     same_task_key = staticmethod(same_task_key)
 
     def __init__(self, o):
@@ -353,7 +357,7 @@ class World(worlds.World):
         self._print_what_was_read()
 
     def _read_tools(self, listed: str, file: str) -> dict:
-        """Return {name: spec} of --tools; what is odd in it is printed. file: of the base tasks."""
+        """Return {name: spec} of --tools and print what is odd. file: that of the base tasks."""
         if not listed:
             return {}
         if listed != "base" and not self.o.base_tasks:
@@ -372,7 +376,7 @@ class World(worlds.World):
         return split(base, held_out, file)
 
     def _print_what_was_read(self):
-        """Print one line of numbers."""
+        """Print one line with the numbers of functions and tasks."""
         held_out, tuning, train = map(len, self.splits.values())
         line = f"{len(self.tools)} functions, {train} examples to learn from, {tuning} for " \
             f"tuning, {held_out} held out"
@@ -385,15 +389,16 @@ class World(worlds.World):
         return self.splits["base"]
 
     def validation_tasks(self, split="validation"):
-        """Return the held-out eighth, or --validation-tasks; "tuning" is another eighth, if there
-        are TUNED."""
+        """Return the held-out eighth, or --validation-tasks.
+
+        "tuning" is another eighth, if there are TUNED tasks.
+        """
         return self.splits[split]
 
     # ---- the two roles
 
     def agent_prompt(self, task):
-        """Return chat messages for the agent: the tools and the form of a call, then the
-        request."""
+        """Return the agent's chat messages: tools and the form of a call, then the request."""
         system = AGENT_ANSWER
         if structured(task):
             system = AGENT_CALLS.format(tools=tools_text(task.spec["tools"]))
@@ -402,8 +407,10 @@ class World(worlds.World):
         return chat(system, task.text)
 
     def env_prompt(self, seed_task, success):
-        """Return chat messages for the simulator: the seed task, its success if known, what to
-        write for."""
+        """Return the simulator's chat messages.
+
+        They hold the form, the seed task, its success if known, and the functions to call.
+        """
         answers, form, functions = "calls", CALLS_FORM, ""
         if not structured(seed_task):
             answers, form = "answers", ANSWER_FORM
@@ -415,8 +422,10 @@ class World(worlds.World):
         return chat(ENV_SYSTEM.format(answers=answers, form=form), user)
 
     def seed_for(self, task, generator):
-        """Return the seed task as it is put to the simulator: with MOST_OFFERED tools drawn from
-        the list, and the same id. Questions stay as they are. generator: torch.Generator.
+        """Return the seed task as the simulator sees it: with MOST_OFFERED tools of the list.
+
+        They are drawn at random. The id is the same. Questions stay as they are. generator:
+        torch.Generator.
         """
         if not self.tools or not structured(task):
             return task
@@ -424,8 +433,10 @@ class World(worlds.World):
         return _showing(task, self._tools_with([], rng))
 
     def _tools_with(self, tools, rng) -> list:
-        """Return `tools` and others of the list, MOST_OFFERED or as many as a prompt has room for,
-        in random order."""
+        """Return `tools` and others of the list in random order.
+
+        They are MOST_OFFERED, or as many as a prompt has room for.
+        """
         chosen = list(tools)
         room = ROOM * self.o.max_prompt_tokens - len(tools_text(tools))
         for tool in rng.sample(list(self.tools.values()), len(self.tools)):
@@ -437,8 +448,10 @@ class World(worlds.World):
         return chosen
 
     def parse_task(self, text, seed_task, epoch):
-        """Return the task that the simulator's text describes. Raises InvalidTask with one of
-        REASONS."""
+        """Read the task that the simulator's text describes.
+
+        Raise InvalidTask with one of REASONS.
+        """
         record = next(objects_of(without_thought(text)), None)
         if record is None:
             raise InvalidTask("no JSON object")
@@ -454,7 +467,7 @@ class World(worlds.World):
         return task
 
     def task_as_written(self, task) -> str:
-        """Return a task in the form that the simulator writes, a question with one answer."""
+        """Return a task as the simulator writes it, a question with only its first answer."""
         if not structured(task):
             return to_json({"task": task.text, "reference": task.spec["reference"][0]})
         record = {"task": task.text, "tools": task.spec["tools"], "calls": task.spec["calls"]}
@@ -465,12 +478,14 @@ class World(worlds.World):
         return to_json(record)
 
     def leaks(self, task):
-        """Return why a task teaches nothing: one of REASONS, or "". A teacher's tasks are spared
-        what fair tasks may have as well."""
+        """Return why a task teaches nothing: one of REASONS, or "".
+
+        A teacher's tasks are not refused for what fair tasks may have as well.
+        """
         reason = leaks(task)
         if reason or task.origin != "env" or task.seed_task == NO_SEED.id:
             return reason
-        # few examples are soon known by heart; the loop refuses only copies of the seed task
+        # a few examples are soon known by heart, but the loop refuses only copies of the seed task
         if self.tools and not self.base_keys.isdisjoint(same_task_key(task)):
             return "copy of a base task"
         return loopholes(task)
@@ -500,8 +515,10 @@ class World(worlds.World):
         return float(is_right), True  # Eq. 1: 1[a' = a]
 
     def graded(self, task, response, reward):
-        """Return the reward, or for calls in any order their partial credit, as Tool-R0 gives it
-        (schemas.graded_calls)."""
+        """Return the reward, or for calls in any order at least their partial credit.
+
+        It is the credit that Tool-R0 gives (schemas.graded_calls).
+        """
         if not structured(task) or task.spec["ordered"]:
             return reward
         calls = parse_calls(response) or []
@@ -521,20 +538,19 @@ class World(worlds.World):
         return Task(text, {"tools": [], "calls": [], "ordered": False}, "asked")
 
     def offered(self, task):
-        """Return the task with the functions that the agent is shown: few, of all that may fit."""
+        """Return the task with the functions that the agent is shown: a few of all that may fit."""
         if not structured(task):
             return task
         tools = short_list(task.text, list(candidates(self, task).values()))
         return replace(task, spec={**task.spec, "tools": tools})
 
     def remarks(self, task, response) -> dict:
-        """Return the calls of an answer, what is wrong with them, and the names of the functions
-        offered."""
+        """Return an answer's calls, their fault, and the names of the functions offered."""
         if not structured(task):
             return {}
         calls, fault = parse_calls(response), "no call can be read"
         if calls is not None:
-            # a call of a function learned in training but not offered now is no fault
+            # calling a function that was learned in training but is not offered now is not a fault
             fault = call_fault(calls, candidates(self, task), least=0)
         offered = [tool["name"] for tool in self.offered(task).spec["tools"]]
         return {"calls": calls, "fault": fault, "offered": offered}
@@ -552,26 +568,24 @@ class World(worlds.World):
     # ---- warm start
 
     def warm_start_pairs(self, turn=0):
-        """Return {"agent": pairs, "env": pairs} for the pass number `turn`; a pair is (prompt,
-        response).
+        """Return {"agent": pairs, "env": pairs} for the pass number `turn`.
 
-        The agent's response is the expected one. The simulator writes each task that a run would
-        take from it, after SHOWN_WITH other tasks, in each `turn` others.
+        A pair is (prompt, response). The agent's response is the expected one. The simulator writes
+        each task that a run would accept from it, once from each of SHOWN_WITH other tasks, which
+        change with `turn`.
         """
         rng, tasks, env = random.Random(turn), self.base_tasks(), []
         for task in filter(teachable, tasks):
             for seed in self._examples_for(task, rng):
-                # the prompt shows other tools, and among them those of the task to be written
+                # the prompt shows other tools, among them those of the task to be written
                 if self.tools and structured(task):
                     seed = _showing(seed, self._tools_with(task.spec["tools"], rng))
                 env.append((self.env_prompt(seed, None), self.task_as_written(task)))
         return {"agent": [worlds.demonstration(self, task) for task in tasks], "env": env}
 
     def _examples_for(self, task, rng) -> list:
-        """Return SHOWN_WITH of the tasks that the simulator may be shown to write this one: others
-        of its kind."""
+        """Draw SHOWN_WITH other tasks of the same kind, from which the simulator may write this."""
         keys = set(same_task_key(task))
-
         tasks = self.base_tasks()
         examples = []
         for other in rng.sample(tasks, len(tasks)):
@@ -592,8 +606,7 @@ def _shown(seed_task) -> list:
 
 
 def teachable(task) -> bool:
-    """Return whether a simulator may imitate a task: one with calls only if a run would take it
-    from it."""
+    """Return whether a simulator may imitate a task: one with calls only if a run accepts it."""
     if not structured(task):
         return True
     return bool(task.spec["calls"]) and not leaks(task) and not loopholes(task)

@@ -1,17 +1,18 @@
-"""What a simulator may not get away with: tasks that give their answer away, or that ask for
-something else than what their calls do.
+"""Refuse a simulator's tasks that give their answer away, or that ask for something other than what
+their calls do.
 
 Eq. 1 compares an answer with the task's own reference. A task that states its calls is solved by
 copying, and one whose calls do not follow from the request is solved only by luck; R_env would
 reward both wherever their p_hat lands near alpha.
 
 `leaks` also reads a teacher's tasks, so it refuses only what a fair task never has: a text that
-states the call, a question that contains its answer. `loopholes` is only for the simulator's tasks:
-every value of the calls has to be mentioned in the request, a text by half of its words ("Berkeley,
-CA" by Berkeley), a boolean by the name of its argument. Defaults need not be.
+states the call, or a question that contains its answer. `loopholes` is only for the simulator's
+tasks. The request has to mention every value of the calls: a text by half of its words ("Berkeley,
+CA" by Berkeley), a boolean by the name of its argument. It need not mention defaults.
 
-Deviations: all of this compares texts and digits only: "thirty", "7 pm" for 19 and "30 %" for 0.3
-are refused (commit b946650 read them), "Council Bluffs, VA" passes. No base task is refused by it.
+Deviations: only texts and digits are compared. So "thirty", "7 pm" for 19 and "30 %" for 0.3 are
+refused (commit b946650 read them), but "Council Bluffs, VA" passes. A base task is never refused,
+but in a warm start the simulator does not imitate one that these rules would refuse.
 """
 import re
 from os.path import commonprefix
@@ -22,10 +23,10 @@ from worlds.tools.texts import as_read, joined, texts_as_read, words_of
 
 # words_of splits at apostrophes: "don't" is "don" and "t"
 NEGATIONS = {"no", "not", "without", "off", "false", "never", "don", "isn", "doesn", "none", "un"}
-STEM = 4            # letters in which two forms of a word agree at least
-LONGEST_ENDING = 4  # letters at their ends in which they may differ
+STEM = 4            # two forms of a word agree in at least this many letters
+LONGEST_ENDING = 4  # and differ in at most this many letters at their ends
 FIRST_CJK = "\u2e80"  # the characters of Chinese, Japanese and Korean begin here
-# a number in digits that is not a part of a time, a date or a code
+# a number in digits that is not part of a time, a date or a code
 DIGITS = re.compile(r"(?<![\w.,:/-])\d+(?:\.\d+)?(?![\w:/-])")
 
 
@@ -36,10 +37,10 @@ def leaks(task) -> str:
 
 
 def loopholes(task) -> str:
-    """Return why a task of the simulator's is solved by guessing: one of REASONS, or ""."""
+    """Return why only guessing would solve a simulator's task: one of REASONS, or ""."""
     if not structured(task):
         return "more than one answer" if len(task.spec["reference"]) > 1 else ""
-    # the same call twice: once would mostly be as right
+    # the same call twice: making it once would mostly be just as right
     texts = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
     if len(set(texts)) < len(texts):
         return "more than one answer"
@@ -55,15 +56,17 @@ def loopholes(task) -> str:
 
 
 def states_an_answer(task) -> bool:
-    """Return whether a question contains one of its answers, in whole words. A question with an
-    "or" never counts: it offers several answers."""
+    """Return whether a question contains one of its answers, in whole words.
+
+    A question with an "or" never counts: it offers several answers.
+    """
     words = words_of(task.text)
     if "or" in words:
         return False
     text = f" {' '.join(words)} "
     for reference in task.spec["reference"]:
         answer = " ".join(words_of(reference))
-        # a question may have these for other reasons, single letters among them
+        # a question may have these, and single letters, for other reasons
         is_common_word = re.fullmatch(r"-?[\d.]+|yes|no|true|false|the|an|.", answer)
         if not is_common_word and f" {answer} " in text:
             return True
@@ -76,7 +79,7 @@ def states_a_call(task) -> bool:
     calls = task.spec["calls"]
     if not calls:
         return False
-    # arguments without members are no answer
+    # empty arguments give nothing away
     parts = [*calls, *(call["arguments"] for call in calls if call["arguments"])]
     answers = {canonical(texts_as_read(part)) for part in parts}
     names = "|".join(re.escape(call["name"]) for call in calls)
@@ -90,11 +93,11 @@ def states_a_call(task) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------
-# does the request say what the calls have?
+# does the request mention what the calls have?
 
 
 class Request:
-    """What a request says, read once for all values of its calls."""
+    """Hold what a request mentions, read once for all values of its calls."""
 
     def __init__(self, text):
         words = words_of(text)
@@ -118,31 +121,31 @@ def ungrounded(task) -> bool:
 
 
 def is_default(value, schema: dict) -> bool:
-    """Return whether a value need not be mentioned: its schema's default, or an object without
-    members."""
+    """Return whether a value need not be mentioned: a schema's default, or an empty object."""
     if "default" in schema:
         return canonical(value) == canonical(schema["default"])
     return value == {}
 
 
 def uncalled(task) -> str:
-    """Return the first number of the request, in digits, that no call has, as it is written there;
-    or ""."""
+    """Return the first number in digits, as the request writes it, that no call has, or ""."""
     calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
     called = numbers_of(" ".join(calls))
     for digits in DIGITS.findall(joined(task.text)):
         number = float(digits)
-        # 0 may be said by false or "off"
+        # a call may say 0 by false or "off"
         if number and number not in called:
             return digits
     return ""
 
 
 def is_mentioned(value, name: str, request) -> bool:
-    """Return whether a request mentions a value without parts; of a boolean, null or something
-    empty it has to mention the argument's name, or to deny anything."""
+    """Return whether a request mentions a value without parts.
+
+    For a boolean, null or an empty value it has to mention the argument's name, or negate anything.
+    """
     if isinstance(value, bool) or value in (None, "", [], {}):
-        # any "not" excuses all of them: what it is about is not looked for
+        # any "not" excuses all of them, whatever it negates
         if request.has_negation or mentions(request.stems, name):
             return True
         return value is False and mentions(request.stems_without_prefix, name)
@@ -152,7 +155,7 @@ def is_mentioned(value, name: str, request) -> bool:
 
 
 def text_is_mentioned(value: str, request) -> bool:
-    """Return whether a request has half of the words of a value; 04 is 4."""
+    """Return whether a request has at least half of the words of a value; 04 is 4."""
     words, n_mentioned = words_of(value), 0
     for word in words:
         same_number = not request.numbers.isdisjoint(numbers_of(word))
@@ -160,7 +163,7 @@ def text_is_mentioned(value: str, request) -> bool:
             n_mentioned += 1
     if words and n_mentioned >= len(words) / 2:
         return True
-    # a text without blanks between its words, such as a Chinese one, is looked for as it is
+    # search for a text without blanks between its words, such as a Chinese one, as it is
     letters = "".join(words)
     return letters >= FIRST_CJK and letters in request.letters
 
@@ -174,7 +177,7 @@ def by_stem(words) -> dict:
 
 
 def mentions(stems: dict, phrase: str) -> bool:
-    """Return whether one of the words of a phrase is among others, perhaps inflected."""
+    """Return whether a word of a phrase is among those of `stems`, perhaps inflected."""
     for part in words_of(phrase):
         if any(is_inflected(part, word) for word in stems.get(part[:STEM], ())):
             return True
@@ -182,8 +185,11 @@ def mentions(stems: dict, phrase: str) -> bool:
 
 
 def is_inflected(one: str, other: str) -> bool:
-    """Return whether two words are forms of one: they agree in STEM letters and in the first half
-    of the longer one, and differ only in a short ending (Cooper is not Cooperative)."""
+    """Return whether two words are forms of the same word.
+
+    They agree in STEM letters and in the first half of the longer one, and differ only in a short
+    ending (Cooper is not Cooperative).
+    """
     if one == other:
         return True
     longest = max(len(one), len(other))
@@ -192,6 +198,6 @@ def is_inflected(one: str, other: str) -> bool:
 
 
 def numbers_of(text) -> set:
-    """Return the numbers that a text has in digits, without a minus."""
+    """Return the absolute values of the numbers that a text has in digits."""
     # words_of gives digits, with a point or a minus, or else letters
     return {abs(float(word)) for word in words_of(text) if word[-1].isdecimal()}

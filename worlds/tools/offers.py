@@ -1,10 +1,10 @@
-"""Which functions a request is offered, when a person asks a trained agent.
+"""Choose the functions that a trained agent is offered with a person's request.
 
 Paper: nothing; this is for `genenv.py ask`.
 
 An agent that has learned with a few functions in its prompt is lost among hundreds. So up to
-ALL_OFFERED are all offered, and of more the MOST_OFFERED that share the most words with the
-request, a rare word counting more.
+ALL_OFFERED functions are all offered. If there are more, it gets the MOST_OFFERED that share the
+most words with the request, where a rare word counts more.
 """
 import math
 from collections import Counter
@@ -14,14 +14,16 @@ from worlds.tools.schemas import tools_of
 from worlds.tools.texts import words_of
 
 STEM = 5          # words that begin with the same 5 letters count as one: reminder and remind
-MOST_OFFERED = 6  # tools that a prompt offers, the simulator's in training too
-ALL_OFFERED = 8   # up to this many functions are offered without a choice
+MOST_OFFERED = 6  # tools that a prompt offers, also the simulator's in training
+ALL_OFFERED = 8   # up to this many functions are all offered
 
 
 def candidates(world, task) -> dict:
-    """Return {name: function that may be offered with a task}: those of the list, of the base
-    tasks, and the task's own. Of two with one name the first counts, but the task's own before
-    all, as its right calls fit that one."""
+    """Return {name: function that may be offered with a task}.
+
+    They come from the list, the base tasks and the task itself. Of two with one name the first one
+    counts, but the task's own comes before all, because its right calls fit that one.
+    """
     by_name = dict(world.tools)
     for other in world.base_tasks():
         for name, tool in tools_of(other).items():
@@ -30,10 +32,10 @@ def candidates(world, task) -> dict:
 
 
 def short_list(request: str, tools: list) -> list[dict]:
-    """Return all functions if there are few, else the MOST_OFFERED nearest to a request, in their
-    order.
+    """Return all functions if there are few, else the MOST_OFFERED nearest to a request.
 
-    How near: the sum of log(functions / functions with the stem) over the stems that they share.
+    They keep their order. Nearness is the sum of log(functions / functions with the stem) over the
+    stems that function and request share.
     """
     if len(tools) <= ALL_OFFERED:
         return tools

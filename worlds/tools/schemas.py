@@ -1,11 +1,11 @@
-"""Calls and the schemas they must satisfy: JSON from a model, JSON schema, equality of two calls.
+"""Check calls against schemas: JSON from a model, JSON schema, equality of two calls.
 
 Paper: "valid" of a structured action (a in A_struct of Eq. 1) and the equality a' = a. A call is
 valid if it parses and its arguments satisfy the schema of a declared tool.
 
 Deviations: jsonschema checks arguments (draft 2020-12; worlds/tools/tool_lists.py brings a user's
-schemas into it, and says what it leaves out). Members that a schema does not declare are refused
-where it declares any. Formats are not checked.
+schemas into it, and names what it leaves out). If a schema declares members, others are refused.
+Formats are not checked.
 """
 import itertools
 import json
@@ -22,7 +22,7 @@ MAX_CALLS = 8
 MAX_CHARS = 32_768  # of a model's text; longer ones are not parsed
 MAX_DEPTH = 48      # levels of lists and objects within a value
 MAX_DIGITS = 20     # of an integer: 64 bits
-MAX_BRACES = 500    # of a text, at which an object may begin
+MAX_BRACES = 500    # of a text, at which an object is looked for
 
 
 # ---------------------------------------------------------------------------------------------
@@ -30,7 +30,7 @@ MAX_BRACES = 500    # of a text, at which an object may begin
 
 
 def _unique(pairs) -> dict:
-    """Return the members of an object. Raises ValueError if a key appears twice."""
+    """Return the members of an object. Raise ValueError if a key appears twice."""
     members = dict(pairs)
     if len(members) < len(pairs):
         raise ValueError("a key twice in one object")
@@ -41,9 +41,9 @@ DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 
 
 def json_value(value, depth=0):
-    """Return a Python value as the JSON value that it is. Raises ValueError if it is none.
+    """Return a Python value as a JSON value. Raise ValueError if it is not one.
 
-    Refused: NaN and infinities, integers over MAX_DIGITS digits, strings that a tokenizer cannot
+    It refuses NaN and infinities, integers over MAX_DIGITS digits, strings that a tokenizer cannot
     encode (NUL, lone surrogates), values nested deeper than MAX_DEPTH.
     """
     if depth > MAX_DEPTH:
@@ -75,8 +75,10 @@ def load_object(text):
 
 
 def objects_of(text):
-    """Yield the JSON objects in a text, in a ```json fence or bare: of its first MAX_BRACES { those
-    at which one begins."""
+    """Yield the JSON objects in a text, in a ```json fence or bare.
+
+    They begin at one of its first MAX_BRACES opening braces.
+    """
     text = text[:MAX_CHARS]
     for brace in itertools.islice(re.finditer("{", text), MAX_BRACES):
         try:
@@ -87,14 +89,16 @@ def objects_of(text):
 
 
 def canonical(value) -> str:
-    """Return JSON text that is equal for equal values: the order of keys is free, 5.0 is 5, true
-    is not 1."""
+    """Return JSON text that is equal for equal values.
+
+    The order of keys is free, 5.0 is 5, and true is not 1.
+    """
     value = json.loads(json.dumps(value), parse_float=_number)
     return json.dumps(value, sort_keys=True)
 
 
 def _number(digits: str):
-    """Return a number that is written with a point or an exponent; a whole one as an int."""
+    """Return a number that is written with a point or an exponent, as an int if it is whole."""
     number = float(digits)
     return int(number) if number.is_integer() else number
 
@@ -103,12 +107,12 @@ def _number(digits: str):
 # JSON schema
 
 
-# keywords that hold schemas: by their names, in a list, or one
+# keywords that hold schemas: by name, in a list, or a single one
 NAMED = {"properties", "patternProperties", "dependentSchemas"}
 LISTED = {"anyOf", "allOf", "prefixItems"}
 SINGLE = {"items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else",
           "unevaluatedItems", "unevaluatedProperties"}
-# of these the ones whose schemas are about the value itself, not about a part of it
+# those of them whose schemas are about the value itself, not about a part of it
 IN_PLACE = {"anyOf", "allOf", "not", "if", "then", "else", "dependentSchemas"}
 
 
@@ -120,18 +124,18 @@ def with_parts(schema: dict, change) -> dict:
             changed[key] = {name: change(key, part) for name, part in value.items()}
         elif key in LISTED:
             changed[key] = [change(key, part) for part in value]
-        elif key in SINGLE and (isinstance(value, dict) or key == "items"):  # or true, or false
+        elif key in SINGLE and (isinstance(value, dict) or key == "items"):  # or a bool
             changed[key] = change(key, value)
     return changed
 
 
 def closed(schema: dict, is_whole=True) -> dict:
-    """Return a schema by which an object has no member that is not declared, if any is.
+    """Return a schema that allows an object only declared members, if it declares any.
 
-    is_whole: False for one of several schemas of a value: the others may declare more.
+    is_whole: False for one of several schemas of a value, because the others may declare more.
     """
     def close_part(key, part):
-        # an alternative is all that is said of a value, unless members are declared beside it
+        # an alternative describes the whole value, unless members are declared beside it
         if key == "anyOf":
             return closed(part, is_whole and "properties" not in schema)
         return closed(part, key not in IN_PLACE)
@@ -146,8 +150,10 @@ def closed(schema: dict, is_whole=True) -> dict:
 
 @lru_cache(4096)
 def _validator(schema: str) -> Draft202012Validator:
-    """Return the validator of a schema, JSON text, built once. Its registry is empty: nothing is
-    ever fetched."""
+    """Return the validator of a schema given as JSON text, built only once.
+
+    Its registry is empty, so nothing is ever fetched.
+    """
     return Draft202012Validator(closed(json.loads(schema)), registry=Registry())
 
 
@@ -157,8 +163,7 @@ def conforms(value, schema: dict) -> bool:
 
 
 def argument_fault(arguments: dict, schema: dict) -> str:
-    """Return what is wrong with the arguments of a call of a tool with this schema; "" if nothing
-    is."""
+    """Return what is wrong with the arguments of a call by its tool's schema, or ""."""
     # a schema without properties declares that there are none
     validator = _validator(json.dumps({"unevaluatedProperties": False, **schema}))
     error = next(validator.iter_errors(arguments), None)
@@ -172,8 +177,10 @@ def kinds(schema: dict):
 
 
 def chosen(value, schema: dict) -> dict:
-    """Return a schema with the first alternative of its anyOf that a value satisfies instead of
-    the anyOf: it says what the members of an optional object are."""
+    """Return a schema whose anyOf is replaced by its first alternative that a value satisfies.
+
+    So the members of an optional object are known.
+    """
     for part in schema.get("anyOf", ()):
         if conforms(value, part):
             rest = {key: inner for key, inner in schema.items() if key != "anyOf"}
@@ -182,7 +189,7 @@ def chosen(value, schema: dict) -> dict:
 
 
 def filled(value, schema: dict):
-    """Return a value whose objects have the defaults of the members that they leave out."""
+    """Return a value, with the defaults of the members that its objects leave out."""
     schema = chosen(value, schema)
     if isinstance(value, list):
         return [filled(part, schema.get("items", {})) for part in value]
@@ -212,8 +219,7 @@ def leaves(value, schema: dict, name=""):
 
 
 def structured(task) -> bool:
-    """Return whether the task asks for calls (a in A_struct of Eq. 1), not for a free-form
-    answer."""
+    """Return whether a task asks for calls (a in A_struct of Eq. 1), not a free-form answer."""
     return "calls" in task.spec
 
 
@@ -232,7 +238,7 @@ def well_formed(call) -> bool:
 def check_calls(calls, tools: dict, least=1):
     """Raise InvalidTask unless every call is of a declared tool with arguments that fit.
 
-    least: 0 if no call at all is an answer, too.
+    least: 0 if no call at all is an answer too.
     """
     if not isinstance(calls, list) or not least <= len(calls) <= MAX_CALLS:
         raise InvalidTask("malformed task", f"calls is not a list of {least} to {MAX_CALLS} calls")
@@ -258,8 +264,7 @@ def call_fault(calls, tools: dict, least=1) -> str:
 
 
 def normal_calls(calls, tools: dict, ordered: bool):
-    """Return checked calls as canonical texts, defaults filled in; sorted unless the order
-    matters."""
+    """Return checked calls as canonical texts, with defaults, sorted unless the order matters."""
     texts = []
     for call in calls:
         arguments = filled(call["arguments"], tools[call["name"]]["parameters"])
@@ -268,8 +273,10 @@ def normal_calls(calls, tools: dict, ordered: bool):
 
 
 def graded_calls(calls, task) -> float:
-    """Return partial credit: the `credit` of the best call for each expected one, on average;
-    surplus calls earn nothing and lower the average."""
+    """Return partial credit: for each expected call the `credit` of the best one, on average.
+
+    Surplus calls earn nothing and lower the average.
+    """
     tools, expected, left = tools_of(task), task.spec["calls"], list(calls)
     total = 0.0
     for wanted in expected:
@@ -284,7 +291,10 @@ def graded_calls(calls, task) -> float:
 
 def credit(call, wanted: dict, schema: dict) -> float:
     """Return 0.2 for the function, 0.3 for the names of its arguments (F1), 0.5 for the share of
-    right values. A call need not fit its schema; what either leaves out is its default."""
+    right values.
+
+    A call need not fit its schema. What either call leaves out has its default.
+    """
     if not well_formed(call) or call["name"] != wanted["name"]:
         return 0.0
     arguments = filled(call["arguments"], schema)
@@ -296,5 +306,5 @@ def credit(call, wanted: dict, schema: dict) -> float:
 
 
 def _share(part: int, whole: int) -> float:
-    """Return part / whole; 1 of nothing."""
+    """Return part / whole, or 1 if the whole is 0."""
     return part / whole if whole else 1.0

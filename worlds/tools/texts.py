@@ -1,10 +1,10 @@
-"""Texts as a person reads them: their words, and how alike two answers are.
+"""Read texts as a person does: their words, and how alike two answers are.
 
 Paper: sim(a, a') of Eq. 1, for answers in words; the paper leaves the measure open.
 
-Two readings. `words_of` is coarse: it says which tasks are the same, and what a request mentions,
-so case, accents, punctuation and look-alike letters make no difference. `answer_words` is exact
-where answers differ by a single character: C++ is not C#, 1/2 not 2/1.
+There are two readings. `words_of` is coarse: it decides which tasks are the same and what a request
+mentions, so case, accents, punctuation and look-alike letters make no difference. `answer_words` is
+exact where answers differ by a single character: C++ is not C#, and 1/2 is not 2/1.
 
 Deviations: accents, look-alikes and articles are those of European languages.
 """
@@ -14,12 +14,12 @@ from collections import Counter
 
 ARTICLES = {"a", "an", "the"}
 QUOTES = "\"'`\u201c\u201d\u2018\u2019\u00ab\u00bb*"  # and Markdown's emphasis
-ENDS = ".,;:?\u2026"  # of a word in a sentence
+ENDS = ".,;:?\u2026"  # what follows a word in a sentence
 CURRENCIES = "$\u20ac\u00a3\u00a5"
 SYMBOLS = r"[+<=>|~\u00ac\u00b1\u00d7\u00f7\u2260\u2264\u2265\u221a%^/" + CURRENCIES + "]"
-# a number, a word with the signs of its name (C++, C#), or a symbol
+# a number, a word with the symbols of its name (C++, C#), or a symbol
 WORD = re.compile(r"(?:(?<![\w.])-)?\d+(?:\.\d+)?|[^\W\d_]+(?:[+#]+(?!\w))?|" + SYMBOLS)
-# characters that nobody sees beside those of category Cf: joiners, fillers, variation selectors
+# invisible characters besides those of category Cf: joiners, fillers, variation selectors
 UNSEEN = re.compile("[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\ufe00-\ufe0f"
                     "\U000e0100-\U000e01ef]")
 # lower-case Cyrillic, Greek and phonetic letters, and the Latin ones that they look like
@@ -32,8 +32,10 @@ LOOK_ALIKES = str.maketrans("авекмнорстухіјѕһԁԛԝӏ" + "αει
 
 
 def as_read(text) -> str:
-    """Return a text as a person sees it: full-width letters as usual ones (NFKC), a superscript
-    after ^, and no characters that nobody sees."""
+    """Return a text as a person sees it, without invisible characters.
+
+    Full-width letters become the usual ones (NFKC), and a superscript follows a ^.
+    """
     text = re.sub("[\u2070\u00b9\u00b2\u00b3\u2074-\u2079]+", r"^\g<0>", text)
     text = unicodedata.normalize("NFKC", text).replace("\u2800", " ")  # Braille's blank
     seen = (c for c in text if c.isspace() or unicodedata.category(c) not in ("Cf", "Cc"))
@@ -41,7 +43,7 @@ def as_read(text) -> str:
 
 
 def texts_as_read(value):
-    """Return a JSON value with its texts folded, without outer blanks: for keys of tasks."""
+    """Return a JSON value with its texts folded and their blanks joined, for keys of tasks."""
     if isinstance(value, dict):
         return {key: texts_as_read(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -52,7 +54,7 @@ def texts_as_read(value):
 
 
 def folded(text: str) -> str:
-    """Return a text in lower case, each look-alike letter as the Latin one."""
+    """Return a text in lower case, with Latin letters instead of their look-alikes."""
     return text.casefold().translate(LOOK_ALIKES)
 
 
@@ -72,8 +74,10 @@ def without_accents(text: str) -> str:
 
 
 def words_of(text) -> list[str]:
-    """Return the words, numbers and symbols of a text: lower case, no accents, camelCase in parts.
-    -5 is not 5, and $2,000.50 is $ and 2000.5."""
+    """Return the words, numbers and symbols of a text: lower case, no accents, camelCase split.
+
+    -5 is not 5, and $2,000.50 is $ and 2000.5.
+    """
     parts = re.sub(r"(?<=[a-z])(?=[A-Z])", " ", joined(text))
     words = WORD.findall(folded(without_accents(parts)))
     return [without_zeros(word) if "." in word else word for word in words]
@@ -89,14 +93,18 @@ def without_zeros(number: str) -> str:
 
 
 def without_thought(text: str) -> str:
-    """Return what follows the last </think>; all of it if there is none. Some chat templates open
-    the thought themselves, so <think> may be missing."""
+    """Return what follows the last </think>, or the whole text if there is none.
+
+    Some chat templates open the thought themselves, so <think> may be missing.
+    """
     return text.rpartition("</think>")[2]
 
 
 def token_f1(answer: str, reference: str) -> float:
-    """Return the harmonic mean of the precision and recall of words, in [0, 1]; 0 if either text
-    has none. A currency counts only where the reference names one."""
+    """Return the harmonic mean of the precision and recall of words, in [0, 1].
+
+    It is 0 if either text has none. A currency counts only if the reference names one.
+    """
     if not set(CURRENCIES) & set(reference):
         answer = re.sub(f"[{CURRENCIES}]", "", answer)
     answered, expected = Counter(answer_words(answer)), Counter(answer_words(reference))
@@ -105,7 +113,7 @@ def token_f1(answer: str, reference: str) -> float:
 
 
 def answer_words(text) -> list[str]:
-    """Return the words of an answer with the signs in them, without articles.
+    """Return the words of an answer with the symbols in them, without articles.
 
     Only what surrounds a word in a sentence is dropped: quotes, full stops, and brackets around
     whole words.
@@ -115,7 +123,7 @@ def answer_words(text) -> list[str]:
     text = re.sub(r"(?<=[^\d)\s])!+(?=[\s*\"']|$)", "", text)   # but 5! is not 5
     words = [_bare(word) for word in text.split()]
     words = [word for word in words if word]
-    # the last word is none: the A of "vitamin A" is a name
+    # the last word is never an article: the A of "vitamin A" is a name
     return [word for word in words[:-1] if word not in ARTICLES] + words[-1:]
 
 

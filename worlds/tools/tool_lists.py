@@ -1,4 +1,4 @@
-"""What users bring: lists of tools and example tasks, read into our own form.
+"""Read what users bring, lists of tools and example tasks, into our own form.
 
 Usage: `read_tools` for --tools FILE, `normalized_record` for a line of --base-tasks. A tool is
 
@@ -8,18 +8,18 @@ Usage: `read_tools` for --tools FILE, `normalized_record` for a line of --base-t
 
 in a JSON array, one per line, or in an object that holds the list, such as the answer of an MCP
 server to `tools/list` or a line of a base-task file. Other fields are ignored. null means that a
-field of a tool, of a line or of a schema is not there, as in tables with a column for every field;
-`default` alone may be null, and {"const": null} means null.
+field of a tool, of a line or of a schema is missing, as in tables with a column for every field.
+Only `default` may be null, and {"const": null} means null.
 
-Deviations: a schema is rewritten in draft 2020-12. In that form simulator and agent are shown it,
-and worlds/tools/schemas.py checks calls against it. What a $ref or allOf says is written where it
-applies, unless it contradicts what is there; where a schema comes again within itself, anything
-fits. const becomes an enum, a list of items prefixItems. oneOf becomes anyOf, and beside an anyOf
-it is dropped. A default that does not fit its own argument, such as null for a text, is dropped:
-the argument may be left out all the same. An enum is dropped if none of its values has the type.
-OpenAPI's nullable is not read. multipleOf and uniqueItems are not checked: in binary fractions
-19.99 is not a multiple of 0.01, and comparing all pairs of items takes minutes for a long list. A
-tool that cannot be read, or never be called, is left out and counted by the reason.
+Deviations: a schema is rewritten in draft 2020-12. The simulator and the agent are shown this form,
+and worlds/tools/schemas.py checks calls against it. The content of a $ref or allOf is written where
+it applies, unless it contradicts what is there. Where a schema recurs within itself, anything fits.
+const becomes an enum, and a list of items becomes prefixItems. oneOf becomes anyOf, and is dropped
+beside an anyOf. A default that does not fit its own argument, such as null for a text, is dropped:
+the argument may still be left out. An enum is dropped if none of its values has the type. OpenAPI's
+nullable is not read. multipleOf and uniqueItems are not checked: in binary fractions 19.99 is not a
+multiple of 0.01, and comparing all pairs of items takes minutes for a long list. A tool that cannot
+be read, or can never be called, is left out and reported with the reason.
 """
 import json
 import random
@@ -39,13 +39,13 @@ from errors import UserError, choose, first_line, no_file, printable
 from worlds import InvalidTask
 from worlds.tools.schemas import conforms, json_value, kinds, well_formed, with_parts
 
-# of a function: a word of any script, with the dots, dashes and slashes that servers use
+# a function's name: a word of any script, with the dots, dashes and slashes that servers use
 NAME = re.compile(r"\w[\w.\-/]{0,127}")
 MAX_TOOLS = 32       # of a task
-MAX_PARTS = 3000     # schemas within the schema of one tool, every $ref replaced
+MAX_PARTS = 3000     # schemas within the schema of one tool, with every $ref replaced
 NAMED = 3            # tools or lines that are named with each reason
-OFFERED = 3          # tools that a task without tools of its own is given, if it calls no more
-LONGEST_BESIDE = 600  # characters of one that it does not call: a prompt holds several
+OFFERED = 3          # tools that a task gets if it lists none, or more if it calls more
+LONGEST_BESIDE = 600  # characters of one that it does not call, because a prompt holds several
 
 # keys of a line of a task file; others are the user's own business
 FIELDS = ("task", "tools", "calls", "ordered", "reference")
@@ -57,7 +57,7 @@ SCHEMAS = ("parameters", "inputSchema", "input_schema")
 NOTES = {"description", "title", "format", "default"}
 KEPT = {*Draft202012Validator.VALIDATORS, "then", "else", "minContains", "maxContains", *NOTES} \
     - {"$ref", "$dynamicRef", "const", "oneOf", "multipleOf", "uniqueItems"}
-REFUSED = {"dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would mean more
+REFUSED = {"dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would allow more
 # what reading a schema of any form may raise
 MALFORMED = (TypeError, AttributeError, ValueError, RecursionError, re.error, UnknownType,
              SchemaError)
@@ -71,7 +71,7 @@ def read_tools(path):
     """Return ({name: tool in our own form}, {what was left out or is odd: names of tools}) of a
     file.
 
-    Of two tools with one name the first is taken. Raises UserError if there is no tool to use.
+    Of two tools with one name the first is taken. Raise UserError if there is no tool to use.
     """
     values = read_json(path)
     try:
@@ -86,7 +86,7 @@ def read_tools(path):
             if tools.get(tool["name"], tool) != tool:
                 raise InvalidTask("tool schema", "another tool of the same name came first")
             tools[tool["name"]] = tool
-            # a key that is not known may hold it
+            # a key that we do not know may hold the schema
             if entry.keys().isdisjoint(SCHEMAS):
                 remark = "without a schema: read as without arguments"
         except InvalidTask as fault:
@@ -126,7 +126,7 @@ def first_of(names: list) -> str:
 
 
 def read_text(path, what: str) -> str:
-    """Return the text of a file. Raises UserError, with `what` it should be, if there is none."""
+    """Return the text of a file. Raise UserError, with `what` it should be, if there is none."""
     if not Path(path).is_file():
         raise UserError(f"{path}: {no_file(path)}; {what}")
     try:
@@ -136,8 +136,10 @@ def read_text(path, what: str) -> str:
 
 
 def read_json(path) -> list:
-    """Return every JSON value of a file: one, or one after another. Raises UserError with the
-    line."""
+    """Return every JSON value of a file: one, or one after another.
+
+    Raise UserError with the line of a fault.
+    """
     what = "--tools takes JSON or JSONL"
     text = read_text(path, what).strip()
     values, place = [], 0
@@ -169,7 +171,7 @@ def _tools_in(value) -> list:
 
 
 def _unwrapped(tool):
-    """Return what OpenAI wraps as {"type": "function", "function": ...}; else the value itself."""
+    """Return what OpenAI wraps as {"type": "function", "function": ...}, else the value itself."""
     wrapped = isinstance(tool, dict) and isinstance(tool.get("function"), dict)
     return tool["function"] if wrapped else tool
 
@@ -179,7 +181,7 @@ def _unwrapped(tool):
 
 
 def normalized_tools(tools) -> list:
-    """Return the tools of one task in our own form. Raises InvalidTask with .detail."""
+    """Return the tools of one task in our own form. Raise InvalidTask with .detail."""
     if not isinstance(tools, list) or not 1 <= len(tools) <= MAX_TOOLS:
         raise InvalidTask("tool schema", f"not a list of 1 to {MAX_TOOLS} tools")
     tools = [normalized_tool(tool) for tool in tools]
@@ -189,8 +191,10 @@ def normalized_tools(tools) -> list:
 
 
 def normalized_tool(tool) -> dict:
-    """Return a tool in any of the shapes as {"name", "description", "parameters"}. Raises
-    InvalidTask with .detail."""
+    """Return a tool in any of the shapes as {"name", "description", "parameters"}.
+
+    Raise InvalidTask with .detail.
+    """
     tool = _unwrapped(tool)
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
         raise InvalidTask("tool schema", "no 'name' in the function itself")
@@ -213,11 +217,10 @@ def normalized_tool(tool) -> dict:
 
 
 def _check_one_object(parameters: dict):
-    """Raise InvalidTask unless all arguments are declared in one place, the properties of an
-    object."""
+    """Raise InvalidTask unless all arguments are properties of a single object."""
     others = [*parameters.get("anyOf", ()), *parameters.get("allOf", ())]
     elsewhere = any("properties" in part for part in others)
-    # nor is {"city": "string"} a schema, though users write it often
+    # {"city": "string"} is not a schema either, though users often write it
     if parameters.get("type") != "object" or elsewhere:
         raise InvalidTask("tool schema", "parameters not one object schema, "
                           """{"type": "object", "properties": {...}}""")
@@ -225,8 +228,8 @@ def _check_one_object(parameters: dict):
 
 
 def _check_required(schema: dict):
-    """Raise InvalidTask if an object needs a member that it may not have."""
-    # without properties any member may be there, and these may declare it, too
+    """Raise InvalidTask if an object requires a member that it may not have."""
+    # without properties any member is allowed, and these keywords may declare it too
     if "properties" not in schema or {"allOf", "patternProperties"} & schema.keys():
         return
     for name in schema.get("required", ()):
@@ -242,12 +245,14 @@ def _check_schema(schema: str):
 
 
 class SchemaReader:
-    """Reads the parts of one schema, `root`. So of
+    """Read the parts of one schema, `root`.
+
+    For example, of
 
         {"properties": {"to": {"$ref": "#/$defs/City"}}, "$defs": {"City": {"const": "Nice"}}}
 
-    read(root) is {"type": "object", "properties": {"to": {"enum": ["Nice"]}}}, and read again that
-    comes back equal.
+    read(root) is {"type": "object", "properties": {"to": {"enum": ["Nice"]}}}. Reading the result
+    again returns an equal schema.
     """
 
     def __init__(self, root: dict):
@@ -255,15 +260,14 @@ class SchemaReader:
         self.parts = 0  # read so far
 
     def read(self, node, path=("#",)) -> dict:
-        """Return one schema within the root in our own form. Raises InvalidTask, or one of
-        MALFORMED.
+        """Return one schema within the root in our own form.
 
-        path: the references followed from the root to it.
+        path: the references followed from the root to it. Raise InvalidTask, or one of MALFORMED.
         """
         self.parts += 1
         if self.parts > MAX_PARTS:
             raise InvalidTask("tool schema", f"a schema of more than {MAX_PARTS} parts")
-        if isinstance(node, bool):  # anything, nothing
+        if isinstance(node, bool):  # true: anything fits; false: nothing
             return {} if node else {"not": {}}
         if node == {"const": None}:
             return {"type": "null"}
@@ -279,7 +283,7 @@ class SchemaReader:
             schema = _merged(schema, part)
         schema = _typed(schema)
         _check_required(schema)
-        # an enum of texts for an integer, say: no value would fit
+        # no value would fit, for example, an enum of texts for an integer
         types = kinds(schema)
         if types and not any(conforms(value, {"type": types}) for value in schema.get("enum", ())):
             schema.pop("enum", None)
@@ -288,8 +292,10 @@ class SchemaReader:
         return schema
 
     def target(self, ref: str, path: tuple) -> dict:
-        """Return what the schema says that a $ref names, such as #/$defs/Place; nothing where it
-        comes again within itself. Nothing outside the root is looked up."""
+        """Return the schema that a $ref names, such as #/$defs/Place, or {} where it recurs.
+
+        Nothing outside the root is looked up.
+        """
         try:
             node = self.resolver.lookup(ref).contents
         except Unresolvable:
@@ -298,7 +304,7 @@ class SchemaReader:
 
 
 def _keywords(node: dict) -> dict:
-    """Return the keywords of one schema that are kept; the schemas within it as they are."""
+    """Return the keywords of a schema that are kept, with the schemas within it as they are."""
     schema = {key: value for key, value in node.items() if key in KEPT}
     if isinstance(node.get("type"), str):  # some write String, or STRING
         schema["type"] = node["type"].lower()
@@ -306,7 +312,7 @@ def _keywords(node: dict) -> dict:
         schema["enum"] = [node["const"]]
     if "oneOf" in node:
         schema.setdefault("anyOf", node["oneOf"])
-    if "properties" in node:  # what no value fits is not declared
+    if "properties" in node:  # a member that no value fits is not declared
         members = node["properties"].items()
         schema["properties"] = {name: part for name, part in members if part not in (None, False)}
     if isinstance(node.get("items"), list):  # up to draft 7
@@ -316,8 +322,7 @@ def _keywords(node: dict) -> dict:
 
 
 def _merged(schema: dict, part: dict) -> dict:
-    """Return a schema and another one of the same value as one; in allOf where they say different
-    things."""
+    """Return two schemas of the same value as one. If they contradict, the second is in allOf."""
     shared = schema.keys() & part.keys() - NOTES
     if any(schema[key] != part[key] for key in shared):
         return {**schema, "allOf": [*schema.get("allOf", ()), part]}
@@ -342,8 +347,8 @@ def _typed(schema: dict) -> dict:
 def normalized_record(line: dict, listed: dict) -> dict:
     """Return the FIELDS of a line of a task file, with all of its tools.
 
-    listed: {name: spec} of --tools. A name in the line means that tool of the list; a task without
-    tools has those that it calls, and others. Raises InvalidTask with .detail.
+    listed: {name: spec} of --tools. A name in the line means that tool of the list. A task without
+    tools gets those that it calls, and others. Raise InvalidTask with .detail.
     """
     record = {key: line[key] for key in FIELDS if line.get(key) is not None}
     tools = record.get("tools")
@@ -356,12 +361,14 @@ def normalized_record(line: dict, listed: dict) -> dict:
 
 
 def _listed_tools(record: dict, listed: dict) -> list:
-    """Return the tools of the list that a task calls and random others up to OFFERED, so that the
-    agent must choose; its text is the seed."""
+    """Return the tools of the list that a task calls and random others, up to OFFERED.
+
+    So the agent must choose. The task's text is the seed of the draw.
+    """
     if not listed:
         detail = "no tools: they belong in the line, or in the list of --tools"
         raise InvalidTask("tool schema", detail)
-    # what is no call is reported when the task is made
+    # anything that isn't a call is reported when the task is made
     calls = record["calls"] if isinstance(record["calls"], list) else []
     called = {call["name"] for call in calls if well_formed(call)}
     for name in called - listed.keys():
