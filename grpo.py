@@ -162,7 +162,7 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
         return stats
     mixed = has_signal(rewards)  # (B,); from here on B counts the mixed groups only
     B, G = int(mixed.sum()), rewards.shape[1]
-    is_mixed = mixed.repeat_interleave(G).tolist()  # of each rollout's group
+    is_mixed = mixed.repeat_interleave(G).tolist()  # whether its group is mixed
     rollouts = [r for r, keep in zip(rollouts, is_mixed, strict=True) if keep]
     advantages = group_advantages(rewards[mixed]).flatten()  # Eq. 4: (B*G,), one per rollout
     steps = plan_steps(B, G, o.mini_batch or B, generator)
@@ -189,7 +189,7 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     if step_stats:
         for key in step_stats[0]:
             stats[key] = sum(step[key] for step in step_stats) / len(step_stats)
-    # the one statistic that is a sum, not a mean
+    # a sum, unlike the means above
     stats["trained_tokens"] = sum(step["trained_tokens"] for step in step_stats)
     stats["zero_variance"] = 1 - B / len(mixed)
     return stats

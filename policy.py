@@ -128,8 +128,8 @@ class Policy(Chat):
         quant: None or "nf4" (4-bit base, double quantisation, bf16 compute on a GPU). device: None
         = a GPU if there is one. adapter_folder: one written by `save_adapters`, with which the
         first adapter starts. chat_template_kwargs: arguments of the chat template besides the
-        messages, such as {"enable_thinking": False}; a "date" (ISO) replaces today's. max_tokens:
-        the most tokens that a prompt and its response will have together; None: unknown.
+        messages, such as {"enable_thinking": False}; a "date" (ISO) replaces today's date.
+        max_tokens: the most that a prompt and its response will have together; None: unknown.
         """
         if adapter_folder:
             check_base(adapter_folder, model)

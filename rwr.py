@@ -145,7 +145,7 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
             # to undo this step if it crosses the cap
             saved = _snapshot(policy.params[adapter], optimizer)
             # The penalty uses as many texts as the step has records, so it costs about as much.
-            # Each step draws different ones.
+            # Each step makes a new draw.
             size = len(batch) if o.env_kl else 0
             part = sorted(torch.randperm(len(kl_sample), generator=generator)[:size].tolist())
             loss, finite = rwr_step(

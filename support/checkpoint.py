@@ -132,7 +132,7 @@ def read(path) -> dict:
     data = Path(path).read_bytes()
     digest, state = data[:64], data[64:]
     if digest != _sha256(state).encode():
-        raise UserError(f"{path} is damaged, {len(data)} bytes long: put a whole copy in its place")
+        raise UserError(f"{path} is damaged, {len(data)} bytes long: replace it with a whole copy")
     # allow only these classes and Python's own, so that a stranger's file cannot run code
     with torch.serialization.safe_globals([EnvRecord, Rollout, Task, Trace, Trial]):
         return torch.load(BytesIO(state), weights_only=True, map_location="cpu")
@@ -239,8 +239,8 @@ def stop_signals(run):
         run.stop = number
         signal.alarm(PATIENCE)
         # on a separate line, below a progress bar
-        print(f"\nstopping after this step, within it after {PATIENCE} seconds or a second signal",
-              flush=True)
+        print(f"\nstopping after this step, or within it after {PATIENCE} seconds or a second "
+              "signal", flush=True)
 
     command = resume_command(run.folder)
     after_that = f"to resume after that: {command}"

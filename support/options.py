@@ -40,7 +40,7 @@ class Options:
     resume: bool = False
     """resume the run in --out from its checkpoint"""
     variant: str = "genenv"
-    """genenv; random: untrained simulator; the others: none"""
+    """genenv; random: untrained simulator; others: no simulator"""
     world: str = "ladder"
     """domain, a module of worlds/, which may add options"""
     seed: int = 0
@@ -61,9 +61,9 @@ class Options:
     quant: str = ""
     """nf4: 4-bit base model"""
     dtype: str = "auto"
-    """of the base model; adapters are always fp32"""
+    """dtype of the base model; adapters are always fp32"""
     chat_template_kwargs: str = ""
-    """JSON for the chat template, {"enable_thinking": false}"""
+    """JSON for the chat template, such as {"enable_thinking": false}"""
     rank: int = 16
     """LoRA rank of both adapters"""
 
@@ -80,9 +80,9 @@ class Options:
     base_share: float = 0.75
     """share of seed tasks, and of replayed ones, from the base set"""
     seed_selection: str = "uniform"
-    """choice among recent tasks; curated: p_hat near alpha"""
+    """choice among recent tasks (curated prefers p_hat near alpha)"""
     temperature: float = 1.0
-    """of sampling and of every log-prob"""
+    """temperature of sampling and of every log-prob"""
     max_task_tokens: int = 24
     """length limit of a generated task"""
     max_response_tokens: int = 24
@@ -95,7 +95,7 @@ class Options:
     """validate every N epochs, and always after the last"""
 
     agent_lr: float = 2e-3
-    """AdamW on the agent's LoRA weights"""
+    """learning rate of AdamW on the agent's LoRA weights"""
     agent_reward: str = "plain"
     """function agent_reward_NAME of curriculum.py; plain is Eq. 1"""
     agent_kl: float = 0.001
@@ -106,7 +106,7 @@ class Options:
     alpha: float = 0.5
     """target success rate"""
     alpha_end: float = 0.5
-    """where schedules such as linear arrive"""
+    """where schedules such as linear end"""
     alpha_schedule: str = "constant"
     """function alpha_NAME of curriculum.py"""
     difficulty_reward: str = "bell"
@@ -118,9 +118,9 @@ class Options:
     lam: float = 1.0
     """sharpness of the weights exp(lam * R_env)"""
     p_hat_unit: str = "task"
-    """whose p_hat counts: task; seed: all its variations; batch"""
+    """p_hat of a task, of all variations of its seed, or of the batch"""
     env_lr: float = 3e-3
-    """AdamW on the simulator's LoRA weights"""
+    """learning rate of AdamW on the simulator's LoRA weights"""
     env_batch: int = 32
     """generations per optimiser step"""
     env_passes: int = 1
@@ -206,14 +206,14 @@ def parser(world) -> "Parser":
             group = p.add_argument_group(GROUPS[f.name])
         if f.name in texts:
             add_option(group, f.name, f.default, texts[f.name], CHOICES.get(f.name))
-    group = p.add_argument_group("of this world")
+    group = p.add_argument_group("options of this world")
     for name, (default, text, values) in world.OPTIONS.items():
         add_option(group, name, default, text, values)
     return p
 
 
 def texts_of_fields(kind) -> dict:
-    """Return {field of a dataclass: the text below it}, without fields that have none."""
+    """Return {field of a dataclass: the text below it}, except for fields without a text."""
     [definition] = ast.parse(inspect.getsource(kind)).body
     texts = {}
     for field_line, text_line in pairwise(definition.body):
@@ -225,7 +225,8 @@ def texts_of_fields(kind) -> dict:
 def add_option(p, name, default, text, values):
     """Add an option with the type of its default. values: the allowed ones, None for any.
 
-    Numbers are in RANGES, by default 0 or more; integers 1 or more unless their default is 0.
+    RANGES limits numbers. Other numbers are 0 or more, integers 1 or more unless their default is
+    0.
     """
     if default not in ("", False):
         text += f" ({default})"
@@ -262,7 +263,7 @@ def parse_options(argv) -> Options:
     world = load_world(first.world or preset.get("world", Options.world))
     if first.resume:
         if not first.out:
-            raise UserError("--resume needs --out RUN: which run is to be resumed?")
+            raise UserError("--resume needs --out RUN: name the run to resume")
         saved = saved_options(first.out)
         world = load_world(saved.world)
 
@@ -276,8 +277,8 @@ def parse_options(argv) -> Options:
         values |= flat(saved)  # a resumed run keeps its options
         for name in sorted(requested.keys() - MAY_CHANGE):
             if requested[name] != values[name]:
-                raise UserError(f"{flag(name)} stays {values[name]!r} in this run: begin one in "
-                                "another --out")
+                raise UserError(f"{flag(name)} is {values[name]!r} in this run and cannot change: "
+                                "start a new run in another --out")
     else:
         with users_code(file):
             values |= asdict(Options(**world.defaults(requested)))
@@ -311,7 +312,7 @@ def saved_options(folder) -> Options:
 
 
 def check_options(o: Options):
-    """Raise UserError for the first options that cannot work together."""
+    """Raise UserError for the first options found that cannot work together."""
     if o.env_model and not o.model:
         raise UserError("--env-model needs the agent's --model: give both")
     with one_line("--chat-template-kwargs", 'must be JSON such as {"enable_thinking": false}'):
@@ -321,13 +322,13 @@ def check_options(o: Options):
                         "accepts one")
     if o.alpha_schedule in ("linear", "cosine", "step") and o.alpha == o.alpha_end:
         raise UserError(f"--alpha-schedule {o.alpha_schedule} leads from --alpha to --alpha-end: "
-                        "give two values")
+                        "give two different values")
     check_band(o)
     try_functions(o)
 
 
 def check_band(o):
-    """Check that, with a constant alpha, a task can fall into the band at all."""
+    """Raise UserError if alpha is constant and no task can fall into the band."""
     if o.p_hat_unit != "task" or o.alpha_schedule != "constant" or o.variant != "genenv":
         return
     if not any(curriculum.in_band(k / o.G, o.alpha, o.k_min) for k in range(o.G + 1)):

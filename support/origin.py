@@ -117,4 +117,4 @@ def check_origin(then: dict, now: dict, schedule: str):
         print(f"edited since this run began: {', '.join(changes)}")
     if now["epochs"] != then["epochs"] and schedule != "constant":
         print(f"--epochs was {then['epochs']} and is {now['epochs']}: if --alpha-schedule "
-              f"{schedule} follows the length of the run, alpha leaves its former course here")
+              f"{schedule} follows the length of the run, alpha changes course here")
