@@ -163,8 +163,8 @@ def alpha_integral(c):
 
 
 def alpha_balanced(c):
-    """Steer towards as many new tasks that are never solved as tasks that are always solved, at
-    any success rate.
+    """Steer towards equal numbers of new tasks that are never solved and always solved, at any
+    success rate.
 
     A schedule that follows the mixed groups instead drifts towards ever easier tasks
     (EXPERIMENTS.md).

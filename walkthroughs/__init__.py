@@ -1,4 +1,4 @@
-"""Three short programs to run and change, each on one part of the method.
+"""Show the method in three short programs to run and change, each on one part of it.
 
     1_one_epoch_by_hand.py  Algorithm 1, one epoch, with the project's own functions: begin here
     2_grpo.py               GRPO on one prompt: rollouts, advantages, surrogate, KL, one step
