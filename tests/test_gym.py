@@ -107,7 +107,7 @@ print(json.dumps(items))
 
 @library
 def test_a_line_makes_the_same_item_in_every_process():
-    """Otherwise a resumed run would expect other answers, because some families go through a set."""
+    """Otherwise a resumed run would expect other answers, as some families iterate over a set."""
     printed = []
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": seed}

@@ -137,7 +137,7 @@ def reads_its_words(folder, words):
 
 @pytest.mark.parametrize("module", [ladder, household])
 def test_shipped_base_models_half_know_their_world(module):
-    """Otherwise a run would start from a model that is missing, or solves nearly all or no tasks."""
+    """Otherwise a run would start from a missing model, or from one that solves all or no tasks."""
     world = module.World(genenv.Options(rank=4))
     assert reads_its_words(BASES / world.NAME, world.WORDS)
     policy, tasks = world.load_policy(), world.validation_tasks("tuning")

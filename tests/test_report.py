@@ -21,7 +21,7 @@ HOSTILE = ("</pre></script></style><script>alert(1)</script><img src=x onerror=a
 
 
 def record(epoch, **fields):
-    """A record of metrics.jsonl, as far as the pages read it."""
+    """Return a record of metrics.jsonl with all fields that the pages read."""
     return {**QUIET, "epoch": epoch, "validated": epoch, "validation_by": {"inc": 0.5},
             "validation_rates": {"inc": [0.5] * 3}, "validation_set": "a", "mixed_share": 0.8,
             "mixed_of_possible": 0.9,
@@ -30,7 +30,7 @@ def record(epoch, **fields):
 
 
 def save(folder, records, samples=(), **options):
-    """The three files that the pages are made of."""
+    """Write the three files from which the pages are made, and return the folder."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**vars(genenv.Options()), **options}))
     for name, rows in (("metrics", records), ("samples", samples)):
@@ -39,24 +39,24 @@ def save(folder, records, samples=(), **options):
 
 
 def page_of(folder, text):
-    """The page of a run with `text` wherever a model or a user can write."""
+    """Return the page of a run with `text` wherever a model or a user can write."""
     sample = dict(epoch=0, written_in=0, task=text, origin=text, p_hat=0.5, seed_task=text,
                   expected=text, traces=[dict(text=text, reward=1.0)])
     refused = dict(epoch=0, seed_task=text, refused=text, reason=text)
-    named = record(0, warnings=[{"name": text, "text": text}], validation_by={text: 0.5},
+    entry = record(0, warnings=[{"name": text, "text": text}], validation_by={text: 0.5},
                    validation_rates={text: [0.5]}, category_name=text, length_unit=text)
-    save(folder, [named], [sample, refused], model=text, world=text)
+    save(folder, [entry], [sample, refused], model=text, world=text)
     return report.write(folder).read_text()
 
 
 def tags(page):
-    """All tags of a page, without the bytes of its images."""
+    """Return all tags of a page, without the bytes of its images."""
     return re.findall("<[^>]*>", re.sub(r"base64,[\w+/=]+", "", page))
 
 
 def test_hostile_text_stays_text_in_a_page_of_one_file(tmp_path):
-    """Otherwise a model's text would become a tag, an attribute or an address, or the page would
-    allow scripts and outside sources."""
+    """Otherwise a model's text would become a tag or an attribute, or the page would allow scripts
+    and outside sources."""
     page = page_of(tmp_path, HOSTILE)
     assert tags(page) == tags(page_of(tmp_path, "harmless"))
     assert "default-src 'none'" in page and "data:image/png;base64," in page
@@ -64,25 +64,25 @@ def test_hostile_text_stays_text_in_a_page_of_one_file(tmp_path):
 
 
 def test_a_task_counts_once_with_its_first_p_hat():
-    """Otherwise a task that was written twice in an epoch would be shown twice, or with its second
+    """Otherwise a task that was written twice in an epoch would count twice, or with its second
     p_hat."""
     trials = [Trial(Task(text, {"text": text}, "env", epoch=3), [], [], p_hat)
               for text, p_hat in (("again", 1.0), ("new", 0.5), ("again", 0.5))]
-    new = measure.new_trials(SimpleNamespace(trials=trials, epoch=3))
-    assert [(trial.task.text, trial.p_hat) for trial in new] == [("again", 1.0), ("new", 0.5)]
+    counted = measure.new_trials(SimpleNamespace(trials=trials, epoch=3))
+    assert [(trial.task.text, trial.p_hat) for trial in counted] == [("again", 1.0), ("new", 0.5)]
 
 
 def trial_of(*rewards):
-    """A Trial with attempts that earned these rewards."""
+    """Return a Trial whose attempts earned these rewards."""
     p_hat = curriculum.success_rate(rewards)
     return SimpleNamespace(p_hat=p_hat, traces=[SimpleNamespace(reward=r) for r in rewards])
 
 
 def test_mixed_groups_are_compared_with_the_most_that_are_possible():
-    """Otherwise tasks that are solved always or never would look like tasks near alpha."""
+    """Otherwise tasks that are always or never solved would look like tasks near alpha."""
     never, always, half = trial_of(0, 0, 0, 0), trial_of(1, 1, 1, 1), trial_of(0, 1, 0, 1)
     figures = measure.success_figures([never, always, half, half], 4)
-    # mean p_hat 1/2: 1 - 1/16 - 1/16 = 7/8 would be mixed, and 1/2 is
+    # at the mean p_hat of 1/2, 1 - 1/16 - 1/16 = 7/8 would be mixed; 1/2 is
     assert figures["mixed_share"] == 0.5
     assert figures["mixed_of_possible"] == pytest.approx(4 / 7)
     for trials in ([never], [always], []):
@@ -90,22 +90,21 @@ def test_mixed_groups_are_compared_with_the_most_that_are_possible():
 
 
 def test_a_group_is_mixed_if_its_rewards_differ():
-    """Otherwise a group would count as one without signal in which GRPO sees better and worse
-    attempts: rewards of 0.6 and 1 are successes both."""
+    """Otherwise a group with rewards of 0.6 and 1, both successes, would count as one without
+    signal, although GRPO learns from it."""
     figures = measure.success_figures([trial_of(0.6, 1.0), trial_of(0.6, 0.6)], 2)
     assert (figures["success_rate"], figures["mixed_share"]) == (1, 0.5)
 
 
 def test_p_hat_is_counted_by_how_often_a_task_was_solved():
-    """Otherwise a count would come out one too low, as 1 / 49 * 49 is below 1 in floating point."""
+    """Otherwise a count would be one too low, because 1 / 49 * 49 is below 1 in floating point."""
     trials = [SimpleNamespace(p_hat=k / 49, traces=[]) for k in (0, 1, 1)]
     figures = measure.success_figures(trials, 49)
     assert figures["p_hat_counts"] == [1, 2, *[0] * 48]
 
 
 def test_nothing_reaches_the_terminal_but_visible_characters_and_newlines():
-    """Otherwise a text could set a window's title, clear the screen or run backwards as it is
-    printed."""
+    """Otherwise a printed text could set a window's title, clear the screen or run backwards."""
     hostile = "Grüße 你好\n\x1b]0;owned\x07\x9b2J\u202e\u200b\t\r\ud800"
     shown = printable(hostile)
     assert shown.startswith("Grüße 你好\n\\x1b]0;owned\\x07\\x9b2J\\u202e")
@@ -113,7 +112,7 @@ def test_nothing_reaches_the_terminal_but_visible_characters_and_newlines():
 
 
 def test_what_an_epoch_did_not_measure_is_not_drawn():
-    """Otherwise a figure would show 0, a collapse, or the last measurement again."""
+    """Otherwise a figure would show 0, like a collapse, or the last measurement again."""
     nothing = dict.fromkeys(("success_rate", "mixed_share", "mixed_of_possible", "env_kl"))
     silent = record(2, distinct_tasks=0, validated=1, **nothing)
     for key in (*nothing, "validation"):
@@ -121,14 +120,15 @@ def test_what_an_epoch_did_not_measure_is_not_drawn():
 
 
 def test_runs_are_compared_on_one_page(tmp_path):
-    """Otherwise runs on other held-out tasks, or by other code, would be compared as equals."""
+    """Otherwise runs with different held-out tasks or code would be compared as equals, or --out
+    would overwrite a file of a run."""
     one = save(tmp_path / "_one $\\frac$", [record(0), record(1)])
     lower = record(1, validation=1 / 3, validation_rates={"inc": [0.5, 0.5, 0.0]})
     two = save(tmp_path / "two", [record(0), lower], code={"reward_bell": "a, then b"})
     other = save(tmp_path / "other", [record(0), record(1, validation_set="b")])
     command = ["compare", *map(str, (one, two, other))]
     assert genenv.main(command) == 0
-    # a page replaces a page, and nothing else: a mistyped --out would cost the reader a file
+    # a page replaces only a page; otherwise a mistyped --out would cost the reader a file
     for file, code in (("compare.html", 0), ("config.json", 2)):
         assert genenv.main([*command, "--out", str(other / file)]) == code
     page = (other / "compare.html").read_text()

@@ -21,34 +21,33 @@ SHAPES = [(5, [4]), (2, [7]), (9, [1]), (3, [3]), (3, [2]), (6, [5])]
 R_ENV = [1.0, 0.2, 0.9, 0.6, 0.1, 0.8]
 RECORDS = [SimpleNamespace(prompt=p, response=r, r_env=x)
            for (p, [r]), x in zip(random_groups(SHAPES), R_ENV)]
-RECORDS[4].prompt = RECORDS[2].prompt = RECORDS[1].prompt  # written for the same seed task
-RECORDS[5].prompt = RECORDS[3].prompt = RECORDS[0].prompt  # drawn in another order than these
+RECORDS[4].prompt = RECORDS[2].prompt = RECORDS[1].prompt  # three texts for one seed task
+RECORDS[5].prompt = RECORDS[3].prompt = RECORDS[0].prompt  # not in the order of these
 KL_SAMPLE = rollouts_of(random_groups([(4, [3]), (7, [2]), (1, [6]), (5, [5])], seed=7))
 KL_SAMPLE[3].prompt = KL_SAMPLE[0].prompt
 
 
 def update(policy, optimizer, fresh=RECORDS, old=(), kl_sample=KL_SAMPLE, cap=1e9, **options):
-    """rwr_update with default options but for those given; all records in one step."""
+    """Call rwr_update with all records in one step; `options` replace the defaults."""
     options = {"env_passes": 1, "env_batch": max(1, len(fresh) + len(old)), **options}
     return rwr_update(policy, "env", optimizer, fresh, old, kl_sample, Options(**options),
                       seeded(), cap)
 
 
 def seeded(seed=0):
-    """A seeded generator."""
+    """Return a seeded generator."""
     return torch.Generator().manual_seed(seed)
 
 
 def test_weights_do_not_overflow():
-    """Otherwise a sharp lam would give NaN instead of only the best generation."""
+    """Otherwise a large lam would give NaN instead of all weight on the best generation."""
     assert rwr_weights(torch.tensor([0.1, 1.0, 0.99]), 1e4).tolist() == pytest.approx([0, 3, 0])
 
 
 @pytest.mark.parametrize("n, passes, batch, sizes", [
     (10, 3, 4, [5, 5, 4, 4, 4, 4, 4]), (3, 2, 6, [6]), (3, 1, 4, [])])
 def test_every_record_is_met_once_in_a_pass(n, passes, batch, sizes):
-    """Otherwise a part of the records would never be learned from, or a step be made on very
-    few."""
+    """Otherwise some records would never be learned from, or a step would be made on very few."""
     batches = whole_passes(n, passes, batch, seeded())
     assert [len(b) for b in batches] == sizes
     if sizes:
@@ -57,8 +56,8 @@ def test_every_record_is_met_once_in_a_pass(n, passes, batch, sizes):
 
 
 def test_kl_sample_is_all_that_was_written_for_random_seed_tasks():
-    """Otherwise only the first texts of an epoch would be looked at, or the better half of a seed
-    task's."""
+    """Otherwise the KL would be measured on the first texts of an epoch only, or on some of those
+    written for a seed task."""
     texts = [Rollout(i // 4, [i], [1]) for i in range(4 * 60)]
     drawn = draw_kl_sample(texts, seeded())
     groups = {r.group for r in drawn}
@@ -72,10 +71,10 @@ def test_kl_sample_is_all_that_was_written_for_random_seed_tasks():
 
 @pytest.mark.parametrize("budget, long", [(10_000, 128), (10_000, 3), (14, 1), (1, 128)])
 def test_gradient_is_that_of_the_weighted_imitation_loss(budget, long, monkeypatch):
-    """Otherwise weights would meet the wrong record, records have a KL term, the reference have the
-    adapter on (as in the released code), micro-batches be averaged twice, or shared prompts be
-    mixed up."""
-    monkeypatch.setattr("model.packing.LONG", long)  # tokens from which a prompt is shared
+    """Otherwise weights would go to the wrong records, records would get a KL term, the reference
+    would have the adapter on (as in the released code), micro-batches would be averaged twice, or
+    shared prompts would be mixed up."""
+    monkeypatch.setattr("model.packing.LONG", long)  # a prompt of this many tokens is shared
     monkeypatch.setattr(grpo, "GRAD_CLIP", 1e9)
     policy, lam, kl_coef = tiny_policy(), 3.0, 0.3
     stats = update(policy, policy.optimizer("env", 0.0), RECORDS[:4], RECORDS[4:], lam=lam,
@@ -102,8 +101,8 @@ def test_gradient_is_that_of_the_weighted_imitation_loss(budget, long, monkeypat
 
 
 def test_each_step_is_penalised_on_another_part_of_the_sample(monkeypatch):
-    """Otherwise the rest of the sample would drift freely, or be held to another text's
-    log-probs."""
+    """Otherwise the rest of the sample would drift freely, or a text would be compared with another
+    text's log-probs."""
     parts = []
 
     def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts, initial):
@@ -120,7 +119,7 @@ def test_each_step_is_penalised_on_another_part_of_the_sample(monkeypatch):
 
 
 def test_nothing_new_to_learn_from_is_a_no_op():
-    """Otherwise the simulator would train on old records only, or move on stale momentum; or an
+    """Otherwise the simulator would train on old records only or move on stale momentum, or an
     empty band would end the run."""
     policy = tiny_policy()
     optimizer = policy.optimizer("env", 1e-2)
@@ -135,8 +134,8 @@ def test_nothing_new_to_learn_from_is_a_no_op():
 
 
 def test_cap_undoes_the_step_that_crosses_it_bit_for_bit(monkeypatch):
-    """Otherwise the cap would only be reported: parameters, momentum and step count must be as
-    before."""
+    """Otherwise the cap would be reported, but parameters, momentum or step count would not be
+    restored."""
     def run(cap, n):
         monkeypatch.setattr(rwr, "whole_passes", lambda *_: [[0, 1, 2], [3, 4, 5]][:n])
         policy = tiny_policy()
@@ -146,18 +145,18 @@ def test_cap_undoes_the_step_that_crosses_it_bit_for_bit(monkeypatch):
         return stats, weights(policy, "env"), optimizer.state_dict()["state"]
 
     expected, expected_params, expected_state = run(1e9, 1)
-    # a first step that just reaches the cap, and a second one across it
+    # a first step that just reaches the cap, and a second step across it
     stats, params, state = run(expected["env_kl_step"], 2)
     assert stats == {**expected, "env_capped": 1} and equal_bits(params, expected_params)
-    assert stats["env_imitated"] == [0, 1, 2]  # the others wait for a later epoch
+    assert stats["env_imitated"] == [0, 1, 2]  # the others may be imitated later
     for mine, theirs in zip(state.values(), expected_state.values(), strict=True):
         assert equal_bits(mine.values(), theirs.values())
 
 
 def test_a_first_step_across_the_cap_is_undone_and_ends_the_update(monkeypatch):
-    """Otherwise the first step, Adam's largest, would slip through, or leave half a state behind;
-    and as nan > cap is false, a diverged simulator would be kept."""
-    kls = iter([0.5, math.nan, 0.5])  # to the initial simulator, of a first step, of a second one
+    """Otherwise the first step, Adam's largest, would slip through or leave a partial state, or a
+    diverged simulator would be kept, because nan > cap is false."""
+    kls = iter([0.5, math.nan, 0.5])  # KL to the initial simulator, of the first and second step
     monkeypatch.setattr(rwr, "mean_kl", lambda *_: next(kls))
     policy = tiny_policy()
     optimizer, before = policy.optimizer("env", 1e-2), weights(policy, "env")
@@ -168,9 +167,9 @@ def test_a_first_step_across_the_cap_is_undone_and_ends_the_update(monkeypatch):
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_the_next_ones_are_made(monkeypatch):
-    """Otherwise one NaN would stay in the weights for good, or end the update uncounted."""
+    """Otherwise one NaN would stay in the weights for good, or would end the update."""
     w, [first, *others] = torch.ones(6), whole_passes(6, 1, 2, seeded())
-    w[first] = math.nan  # the records of the first of three steps
+    w[first] = math.nan  # records of the first of three steps
     monkeypatch.setattr(rwr, "rwr_weights", lambda *_: w)
     policy = tiny_policy()
     stats = update(policy, policy.optimizer("env", 1e-3), env_batch=2)
@@ -180,8 +179,7 @@ def test_a_step_that_is_not_finite_is_skipped_and_the_next_ones_are_made(monkeyp
 
 
 def test_rwr_on_a_categorical_simulator_finds_the_reweighted_distribution():
-    """Otherwise the update would miss its point: pi <- pi_0 exp(lam R_env) / Z, here in closed
-    form."""
+    """Otherwise the update would not lead to its fixed point, pi_0 exp(lam R_env) / Z."""
     lam, counts, r_env = 6.0, [20, 40, 13, 27, 7], [0.61, 1.0, 0.75, 0.97, 0.88]  # 107 texts
     table = TablePolicy(torch.tensor(counts, dtype=torch.float64).log()[None], "env")
     initial = table.probs()[0]

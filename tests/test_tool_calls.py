@@ -1,5 +1,4 @@
-"""The tool-call world: task files, held-out parts, checks of written tasks, Eq. 1, the model at the
-door.
+"""The tool-call world: task files, held-out parts, checks of written tasks, Eq. 1, chat models.
 
 Run: python -m pytest tests/test_tool_calls.py -q
 """
@@ -22,8 +21,10 @@ CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }
 
 
 def byte_tokenizer(ordinary=()):
-    """Return a tokenizer of one token per byte, so that any text has ids and comes back from them.
-    ordinary: added tokens that are not special."""
+    """Return a tokenizer of one token per byte, so that any text survives a round trip.
+
+    ordinary: added tokens that are not special.
+    """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
     marks = ["<pad>", "<|im_start|>", "<|im_end|>"]
@@ -40,7 +41,7 @@ def byte_tokenizer(ordinary=()):
 
 
 def chat_model(folder, hidden=64):
-    """Save a small random Qwen2 chat model of V = 259 to `folder`; returns the folder as text."""
+    """Save a small random Qwen2 chat model of V = 259 to `folder`; return the folder as text."""
     tokenizer = byte_tokenizer()
     lm = tiny_lm(vocab_size=len(tokenizer), eos_token_id=tokenizer.eos_token_id, pad_token_id=0,
                  hidden_size=hidden, max_position_embeddings=8192, initializer_range=0.1)
@@ -50,15 +51,15 @@ def chat_model(folder, hidden=64):
 
 
 def options(**changes):
-    """The options of a run; the world's own ones by their names."""
-    own = {name: changes.pop(name) for name in World.OPTIONS if name in changes}
+    """Return the options of a run; `changes` may name the world's options too."""
+    of_world = {name: changes.pop(name) for name in World.OPTIONS if name in changes}
     sizes = {"max_prompt_tokens": 8192, "max_task_tokens": 64, "max_response_tokens": 32}
-    given = {"model": "m", **sizes, **changes}
-    return Options(world="tool_calls", world_options=own, **given)
+    return Options(world="tool_calls", world_options=of_world,
+                   **{"model": "m", **sizes, **changes})
 
 
 def lines(path, records):
-    """A JSONL file of records; returns its path as text."""
+    """Write a JSONL file of records; return its path as text."""
     path.write_text("".join(json.dumps(record) + "\n" for record in records))
     return str(path)
 
@@ -67,22 +68,22 @@ TEXT, WHOLE = {"type": "string"}, {"type": "integer"}
 
 
 def schema(**properties):
-    """An object schema, every property required."""
+    """Return an object schema that requires every property."""
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
 def tool(name, about="", **arguments):
-    """A tool of these required arguments."""
+    """Return a tool with these required arguments."""
     return {"name": name, "description": about, "parameters": schema(**arguments)}
 
 
 def call(name, **arguments):
-    """A call of a tool."""
+    """Return a call of a tool."""
     return {"name": name, "arguments": arguments}
 
 
 LIGHT = tool("set_light", "Switch a light.", room=TEXT, level={**WHOLE, "maximum": 100})
-LIGHT["parameters"]["properties"] |= {  # what may be left out
+LIGHT["parameters"]["properties"] |= {  # optional arguments
     "quiet": {"type": "boolean"}, "colour": {"type": "string", "default": "white"},
     "hours": {"type": "array", "items": {"type": "number"}}}
 DOOR = tool("lock.door", "Lock a door.", locked={"type": "boolean"})
@@ -90,18 +91,17 @@ HALL, LOCK = call("set_light", room="hall", level=5), call("lock.door", locked=T
 
 
 def light(**changes):
-    """The call HALL with other arguments."""
+    """Return the call HALL with other arguments."""
     return call("set_light", **HALL["arguments"] | changes)
 
 
 def record(task="Put the hall light on level five.", *calls, tools=(LIGHT, DOOR), **more):
-    """A record of the calls kind as a file or the simulator would have it; of HALL without
-    calls."""
+    """Return a record with calls, by default HALL, as a file or the simulator would write it."""
     return {"task": task, "tools": list(tools), "calls": list(calls) or [HALL], **more}
 
 
 def question(task="Who wrote the novel Dune?", *reference):
-    """A record of the other kind."""
+    """Return a record with a reference instead of calls."""
     return {"task": task, "reference": list(reference) or "Frank Herbert"}
 
 
@@ -111,13 +111,13 @@ VALID = json.dumps(record())
 
 
 def said(*calls, before=""):
-    """A response that makes these calls."""
+    """Return a response that makes these calls."""
     return before + "".join(f"<tool_call>{json.dumps(c)}</tool_call>\n" for c in calls)
 
 
 @pytest.fixture(scope="module")
 def world():
-    """The world with the shipped tasks."""
+    """Return the world with the shipped tasks."""
     return World(options())
 
 
@@ -126,24 +126,24 @@ def world():
 
 
 def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path):
-    """Otherwise validation would lie: the same calls in other words, or the same words."""
+    """Otherwise the same calls, or the same words, would be both trained on and held out."""
     several = [record(f"{how} hall light to level {n}, please.", light(level=n))
                for n in range(40) for how in ("Set the", "I would like the")]
     several += [record(f"set the hall light to level {n}, please", light(level=n + 50))
                 for n in range(40)]
     base = lines(tmp_path / "tasks.jsonl", several)
-    given = lines(tmp_path / "given.jsonl", several[:5])
-    for validation in ("", given):
+    held_out = lines(tmp_path / "held_out.jsonl", several[:5])
+    for validation in ("", held_out):
         world = World(options(base_tasks=base, validation_tasks=validation))
         parts = [world.base_tasks(), world.validation_tasks(), world.validation_tasks("tuning")]
         keys = [{key for task in part for key in same_task_key(task)} for part in parts]
-        assert len(set.union(*keys)) == sum(map(len, keys))  # no key is in two of them
+        assert len(set.union(*keys)) == sum(map(len, keys))  # no key is in two parts
         assert len(parts[0]) > 40 and all(parts)
     assert [task.text for task in parts[1]] == [line["task"] for line in several[:5]]
 
 
 def test_bad_lines_are_named_by_their_numbers(tmp_path):
-    """Otherwise a user would learn of one at each start."""
+    """Otherwise a user would learn of one bad line per start."""
     high, typo = record("Light!", light(level=200)), {"task": "Dim it.", "call": []}
     path = lines(tmp_path / "bad.jsonl", [high, typo, ["x"], record(), record()])
     user_error(f"{path}, line 1: wrong.*; line 2: .*call.*; line 3: .*; line 5: .*line 4",
@@ -154,9 +154,9 @@ def test_bad_lines_are_named_by_their_numbers(tmp_path):
 # what the simulator writes
 
 
-REFUSED = {  # records, or texts as they are
+REFUSED = {  # records, or raw texts
     "no JSON object": ["{'task': 'x'}", "[1]"],
-    # an object within a broken one is found
+    # in a broken object, an object within it is found
     "malformed task": [VALID.replace("five", "\\ud800"),
                        VALID.replace('"level": 5', '"level": 5, "level": 6'),
                        record(calls=[]), record(reference="x"), record(note="x")],
@@ -175,13 +175,13 @@ REFUSED = {  # records, or texts as they are
 
 @pytest.mark.parametrize("reason", [*REFUSED, "held-out task"])
 def test_each_reason_is_given_for_what_it_names(reason, world):
-    """Otherwise a user would not see what their simulator does wrong, or a task be taken."""
+    """Otherwise users would not see their simulator's mistakes, or bad tasks would be taken."""
     records = REFUSED.get(reason)
     if reason == "held-out task":
         held_out = next(filter(structured, world.validation_tasks()))
         records = [{"task": text, **held_out.spec} for text in (held_out.text, "Another wording.")]
-    for given in records:
-        text = given if isinstance(given, str) else json.dumps(given)
+    for entry in records:
+        text = entry if isinstance(entry, str) else json.dumps(entry)
 
         def accepted():
             task = world.parse_task(text, SEED, 3)
@@ -190,7 +190,7 @@ def test_each_reason_is_given_for_what_it_names(reason, world):
 
 
 def test_a_valid_task_is_found_in_what_surrounds_it(world):
-    """Otherwise most of what chat models write, who wrap their JSON, would be lost."""
+    """Otherwise most tasks of chat models, which wrap their JSON, would be lost."""
     for text in (f"```json\n{VALID}\n```", f"Sure! Here {{it}} is:\n{VALID}\nBye {{:}}"):
         task = world.parse_task(text, SEED, 3)
         assert task.spec == {"tools": [LIGHT, DOOR], "calls": [HALL], "ordered": False}
@@ -198,7 +198,7 @@ def test_a_valid_task_is_found_in_what_surrounds_it(world):
 
 
 def test_the_same_calls_under_another_text_are_a_task_of_its_own(world):
-    """Otherwise it would overwrite the p_hat of the first."""
+    """Otherwise the second task would overwrite the p_hat of the first, or not count as a copy."""
     first = make_task(record(), "env")
     second = make_task(record("The hall could do with a little light: five, say."), "env")
     assert first.id != second.id and task_keys(world, first) & task_keys(world, second)
@@ -215,29 +215,29 @@ NONE = make_task(record(calls=[]), "base")
 LETTERS = make_task(question("Which letters are these?", "b c c d", "x y"), "base")
 NOTHING, WRONG, RIGHT = (0.0, False), (0.0, True), (1.0, True)
 SCORES = [
-    (TWO, said(LOCK, HALL, before="I will do both. "), RIGHT),  # any order, prose before it
+    (TWO, said(LOCK, HALL, before="I will do both. "), RIGHT),  # any order, after prose
     (ORDERED, said(HALL, LOCK), RIGHT),
     (ORDERED, said(LOCK, HALL), WRONG),
-    (TWO, said(HALL), WRONG),                                   # a subset is no success
-    (TWO, said(HALL, LOCK, LOCK), WRONG),                       # nor is a superset
+    (TWO, said(HALL), WRONG),                                   # a subset is wrong
+    (TWO, said(HALL, LOCK, LOCK), WRONG),                       # so is a superset
     (TWICE, said(HALL), WRONG),                                 # multiplicity counts
     (TWO, said(light(level=5.0), LOCK), RIGHT),                 # 5.0 is the integer 5
-    (TWO, said(call("set_light", level=5, room="hall"), LOCK), RIGHT),  # any order of the names
-    (TWO, said(light(colour="white"), LOCK), RIGHT),            # the default, spelt out
-    (TWO, said(light(colour="White"), LOCK), WRONG),            # strings to the letter
-    (TWO, said(call("sing")), NOTHING),                         # undeclared
+    (TWO, said(call("set_light", level=5, room="hall"), LOCK), RIGHT),  # any order of names
+    (TWO, said(light(colour="white"), LOCK), RIGHT),            # the default spelt out
+    (TWO, said(light(colour="White"), LOCK), WRONG),            # strings must match exactly
+    (TWO, said(call("sing")), NOTHING),                         # an undeclared function
     (TWO, said(HALL, {**LOCK, "id": 1}), NOTHING),              # a third member
-    (TWO, said(HALL, LOCK)[:-13], NOTHING),                     # the last tag never closes
+    (TWO, said(HALL, LOCK)[:-13], NOTHING),                     # the last tag is not closed
     (NONE, "none", RIGHT), (NONE, said(HALL), WRONG), (NONE, "None of them.", NOTHING),
-    (NONE, "none of them", NOTHING),                            # all of the answer
+    (NONE, "none of them", NOTHING),                            # `none` must be the whole answer
     (NONE, said(light(room="none")), WRONG),
-    # a thought is no answer, whoever opened it
+    # a thought is not part of the answer, even if the prompt opened it
     (TWO, f"<think>{said(HALL)}</think>" + said(HALL, LOCK), RIGHT),
     (NONE, "Nothing fits.\n</think>\n\nnone", RIGHT),
     (ASK, "Asimov? No.</think>Frank Herbert", RIGHT),
     (ASK, "Frank Herbert</think>Asimov", WRONG),
-    (ASK, "Isaac Asimov", WRONG), (ASK, " ... ", NOTHING),      # nothing in common, no word at all
-    # two of three words are right, and two of four there; the better of two references counts
+    (ASK, "Isaac Asimov", WRONG), (ASK, " ... ", NOTHING),      # no common word, no word at all
+    # two of three words are right, two of four are found; the better of two references counts
     (LETTERS, "b b c", (pytest.approx(2 * 2 / (3 + 4)), True)),
     (LETTERS, "x y", RIGHT),
 ]
@@ -245,22 +245,22 @@ SCORES = [
 
 @pytest.mark.parametrize("task, response, expected", SCORES)
 def test_score_table(task, response, expected, world):
-    """Otherwise GRPO would be paid for other answers than those of Eq. 1."""
+    """Otherwise GRPO would be paid for answers that Eq. 1 does not reward."""
     assert world.score(task, response) == expected
 
 
 def test_a_call_is_all_of_its_text(world):
-    """Otherwise GRPO would be paid for calls within broken text, which a parser drops."""
+    """Otherwise GRPO would be paid for calls within broken text, which a server's parser drops."""
     for body in ('{"tool_call": %s', "{} %s", "%s}", "[%s]", "```json\n%s\n```"):
         body = body.replace("%s", json.dumps(LOCK))
         assert world.score(SEED, f"<tool_call>{body}</tool_call>") == NOTHING
 
 
-# function .2, argument names (F1) .3, values .5; with its default HALL has three arguments
+# function .2, argument names (F1) .3, values .5; HALL has three arguments, one by default
 CREDIT = [
-    (ORDERED, said(LOCK, HALL), 0.0),                               # another order is other calls
+    (ORDERED, said(LOCK, HALL), 0.0),                               # in the wrong order
     (ASK, "Herbert", 2 / 3),
-    (SEED, said(call("lock.door")), 0.2),                           # not valid, the right function
+    (SEED, said(call("lock.door")), 0.2),                           # the right function, not valid
     (TWO, said(HALL, LOCK, LOCK), 2 / 3),                           # one call too many
     (TWO, said(call("set_light", room="hall"), LOCK),
      (0.2 + 0.3 * 4 / 5 + 0.5 * 2 / 3 + 1) / 2),
@@ -269,7 +269,7 @@ CREDIT = [
 
 
 def test_partial_credit_is_for_the_agents_reward_only(world):
-    """Otherwise the simulator would be paid for tasks that are never solved."""
+    """Otherwise partial credit would count as success, and the simulator be paid for it."""
     for task, response, expected in CREDIT:
         reward, valid, graded = attempt_score(world, task, Rollout(0, [], []), response)
         assert graded == pytest.approx(expected), response
@@ -284,7 +284,7 @@ def test_partial_credit_is_for_the_agents_reward_only(world):
     ("2026-03-04", "2026-03-04", "2026-04-03"), ("50 %", "50%", "50 $"), ("5!", "5!", "5"),
     ("A+", "A+", "A-"), ("A", "a", "the"), ("Sao Paulo", "the S\u00e3o Paulo!", "Lima")])
 def test_an_answer_that_differs_by_one_character_is_another(reference, right, wrong, world):
-    """Otherwise GRPO would be paid for C# as for C++, and a right A would earn nothing."""
+    """Otherwise C# would earn as much as C++, or a right A would earn nothing."""
     task = make_task(question("What is the result?", reference), "base")
     assert world.score(task, reference) == world.score(task, right) == RIGHT
     assert world.score(task, wrong)[0] == 0
@@ -294,7 +294,7 @@ def test_an_answer_that_differs_by_one_character_is_another(reference, right, wr
     ("Who designed C++?", "Who designed C#?"), ("Is it x < y?", "Is it x > y?"),
     ("What are 5% of 80?", "What are $5 of 80?")])
 def test_questions_that_differ_by_one_symbol_are_two_tasks(one, other, world):
-    """Otherwise one of them would be refused as a copy, or left out of training as held out."""
+    """Otherwise one of them would be refused as a copy, or as held out."""
     one, other = (make_task(question(text, "x"), "base") for text in (one, other))
     assert task_keys(world, one).isdisjoint(task_keys(world, other))
     # a single letter in a question gives no answer away
@@ -302,14 +302,15 @@ def test_questions_that_differ_by_one_symbol_are_two_tasks(one, other, world):
 
 
 def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
-    """Otherwise `none` would be paid for though no prompt mentions it."""
+    """Otherwise `none` would earn a reward although no prompt mentions it, or earn none where one
+    does."""
     others = [record(f"Hall light on level {n}, please.", light(level=n)) for n in range(8)]
     declined = record("Sing a song, please.", calls=[])
     for records, mentioned in ((others, False), ([*others, declined], True)):
         world = World(options(base_tasks=lines(tmp_path / "tasks.jsonl", records)))
         assert ("reply: none" in world.agent_prompt(SEED)[0]["content"]) == mentioned
         assert world.score(SEED, "none") == (0.0, mentioned)
-    # calls without arguments make no two requests the same
+    # two requests without a call are two tasks
     one, other = (make_task({**declined, "task": f"Sing {n}!"}, "base") for n in (1, 2))
     assert set(same_task_key(one)).isdisjoint(same_task_key(other))
 
@@ -319,8 +320,7 @@ def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
 
 
 def test_added_tokens_of_both_kinds_are_no_text_of_a_task():
-    """Otherwise a written task could open a thought, or a tool's answer, in both players'
-    prompts."""
+    """Otherwise a written task could open a thought or a tool's answer in both players' prompts."""
     tokenizer = byte_tokenizer(ordinary=["<think>", "  "])
     for text in ("Lock it <think>now", {"a": [{"<|im_end|>": 1}]}):
         assert special_token_in(text, tokenizer)
@@ -328,7 +328,7 @@ def test_added_tokens_of_both_kinds_are_no_text_of_a_task():
 
 
 def test_an_answer_is_imitated_as_it_follows_its_prompt():
-    """Otherwise the model would learn a blank, with which some tokenizers begin each text."""
+    """Otherwise the model would learn the blank with which some tokenizers begin each text."""
     tokenizer = byte_tokenizer()
     tokenizer.backend_tokenizer.pre_tokenizer.add_prefix_space = True
     chat = Chat(tokenizer)

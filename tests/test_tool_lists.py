@@ -1,4 +1,4 @@
-"""What users bring: lists of tools, schemas and tasks in the shapes that others write.
+"""Users' files: lists of tools, schemas and tasks in the formats of other programs.
 
 Run: python -m pytest tests/test_tool_lists.py -q
 """
@@ -34,7 +34,7 @@ SHAPES = {  # the same two tools, as the JSON values of a file
 
 
 def listed(folder, *values):
-    """A file of JSON values, one after another."""
+    """Write a file of JSON values, one after another."""
     path = folder / "tools.json"
     path.write_text("\ufeff" + "\n".join(json.dumps(value, indent=1) for value in values),
                     encoding="utf-8")
@@ -43,14 +43,14 @@ def listed(folder, *values):
 
 @pytest.mark.parametrize("how", SHAPES)
 def test_a_list_of_tools_gets_in_unchanged(how, tmp_path):
-    """Otherwise an agent would learn other functions than those of its user."""
+    """Otherwise an agent would not learn its user's functions."""
     tools, notes = read_tools(listed(tmp_path, *SHAPES[how]))
     assert tools["ring"] == RING and not notes
     assert argument_fault({"x": 1}, tools["shut"]["parameters"])
 
 
 def test_what_is_left_out_is_counted_and_named(tmp_path):
-    """Otherwise every call of a tool without a schema would be wrong, silently."""
+    """Otherwise tools would silently be dropped, or be taken without a schema."""
     tools, notes = read_tools(listed(
         tmp_path, RING, {**RING, "description": "Another."}, {"name": "bare"},
         {"type": "web_search"}, {"type": "bash_20250124", "name": "bash"}))
@@ -63,14 +63,14 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
     (b"\xff\xfe[]", "not UTF-8"),
     (b"[" * 900 + b"]" * 900, "nested too deeply")])
 def test_a_list_without_a_tool_is_one_line(data, what, tmp_path):
-    """Otherwise a file of another kind would be a traceback."""
+    """Otherwise a file of another kind would end in a traceback."""
     path = tmp_path / "tools.json"
     path.write_bytes(data)
     user_error(f"{path}.*{what}", read_tools, path)
 
 
 def test_names_of_all_kinds_are_taken():
-    """Otherwise a server's functions would be left out for a dot or another script."""
+    """Otherwise a server's functions would be left out because of a dot or another script."""
     for name in ("a.b-c", "检索", "fs/21st_builder", "n" * 128):
         assert normalized_tool(tool(name, **{"user id": TEXT})) == tool(name, **{"user id": TEXT})
     for name in ("", "a(b", "n" * 129, "a\nb"):
@@ -78,7 +78,7 @@ def test_names_of_all_kinds_are_taken():
 
 
 def test_a_list_whose_last_page_is_missing_is_noted(tmp_path):
-    """Otherwise an agent would train on the first page of an MCP server's functions."""
+    """Otherwise an agent would silently train on only some pages of an MCP server's functions."""
     for cursors, is_whole in ((["b2Zm"], False), (["b2Zm", None], True), (["b2Zm", "c3"], False),
                               ([None, "b2Zm"], True), ([None], True)):
         pages = []
@@ -106,7 +106,7 @@ FITS = [
     ({"allOf": [{"$ref": "#/$defs/Place"}], "default": {"x": 0}}, [{"x": 1}],
      [{}, {"x": 1, "y": 1}]),
     ({"allOf": [PLACE, schema(y=TEXT)]}, [{"x": 1, "y": "a"}], [{"x": 1}]),
-    # within itself anything fits
+    # where a schema refers to itself, anything fits
     ({"$ref": "#/$defs/Tree"},
      [{"name": "a", "kids": [{"name": 1}]}], [{"name": 1, "kids": []}, {"name": "a"}]),
     ({"anyOf": [schema(a=TEXT), {"type": "null"}]}, [{"a": "x"}, None],
@@ -115,34 +115,34 @@ FITS = [
 
 
 def read(parameters):
-    """The schema of a tool in our own form."""
+    """Return the schema of a tool in our own form."""
     return normalized_tool({"name": "f", "parameters": parameters})["parameters"]
 
 
-@pytest.mark.parametrize("given, good, bad", FITS)
-def test_what_a_schema_says_is_checked(given, good, bad):
-    """Otherwise wrong calls would count as valid; read twice it stays the same, as files are."""
-    own = read(schema(a=given) | {"$defs": {"Place": PLACE, "Tree": TREE}})
-    assert read(own) == own
+@pytest.mark.parametrize("part, good, bad", FITS)
+def test_what_a_schema_says_is_checked(part, good, bad):
+    """Otherwise wrong calls would count as valid, or a schema would change when read again."""
+    ours = read(schema(a=part) | {"$defs": {"Place": PLACE, "Tree": TREE}})
+    assert read(ours) == ours
     for value in good:
-        assert not argument_fault({"a": value}, own), value
+        assert not argument_fault({"a": value}, ours), value
     for value in bad:
-        assert argument_fault({"a": value}, own), value
+        assert argument_fault({"a": value}, ours), value
 
 
 def test_what_a_model_wrote_has_no_patterns():
     """Otherwise a slow regular expression would hold up the run."""
     world = World.scorer("")
     world.tools = {}
-    # the last thing looked at is that there is a call
+    # missing calls are the last fault that is looked for, so the schema of TEXT was accepted
     for part, reason in ((TEXT, "malformed task"), ({**TEXT, "pattern": "a"}, "tool schema"),
                          ({"patternProperties": {"a": TEXT}}, "tool schema")):
-        given = {"task": "Find all that ends in txt.", "tools": [tool("f", a=part)], "calls": []}
-        refused_with(InvalidTask, reason, world.parse_task, json.dumps(given), NO_SEED, 1)
+        written = {"task": "Find all that ends in txt.", "tools": [tool("f", a=part)], "calls": []}
+        refused_with(InvalidTask, reason, world.parse_task, json.dumps(written), NO_SEED, 1)
 
 
 def test_a_default_within_an_alternative_is_filled_in():
-    """Otherwise an optional object without a default would be another call than one with it."""
+    """Otherwise a call that leaves out a default would differ from one that spells it out."""
     member = {"type": "object", "properties": {"n": {"type": "integer", "default": 1}}}
     tools = {"f": tool("f", a={"anyOf": [member, {"type": "null"}]})}
     texts = []
@@ -171,10 +171,10 @@ UNFIT = [
 ]
 
 
-@pytest.mark.parametrize("given, reason", UNFIT)
-def test_what_cannot_be_represented_is_left_out_and_counted(given, reason, tmp_path):
+@pytest.mark.parametrize("parameters, reason", UNFIT)
+def test_what_cannot_be_represented_is_left_out_and_counted(parameters, reason, tmp_path):
     """Otherwise one bad tool would end the run, or hang it."""
-    unfit = {"name": "f", "parameters": given}
+    unfit = {"name": "f", "parameters": parameters}
     tools, notes = read_tools(listed(tmp_path, unfit, RING))
     [note] = notes
     assert tools == {"ring": RING} and notes[note] == ["f"] and reason in note
@@ -198,25 +198,25 @@ TASKS = {
 
 @pytest.mark.parametrize("shape", TASKS)
 def test_base_tasks_of_every_shape_are_one_task(shape, tmp_path):
-    """Otherwise a task would be another one for its tools' form."""
+    """Otherwise the form of its tools would make a task another task."""
     task, = read_tasks(lines(tmp_path / "tasks.jsonl", [TASKS[shape]]), {"ring": RING})
     ours = make_task(TASKS["ours"], "base")
     assert (task.text, task.spec, task.id) == (ours.text, ours.spec, ours.id)
 
 
 def test_a_task_without_tools_has_the_right_one_and_others():
-    """Otherwise nobody would see whether an agent can choose."""
+    """Otherwise the agent would have no choice of tools to make."""
     tools = {name: {**RING, "name": name} for name in ("ring", "b", "a", "c", "d")}
     shown = []
     for i in range(40):
         task = normalized_record({"task": f"{ASKED} {i}", "calls": [CALL]}, tools)
         shown.append([tool["name"] for tool in task["tools"]])
     assert all(len(set(names)) == 3 and "ring" in names for names in shown)
-    assert {names.index("ring") for names in shown} != {0}  # its place does not give it away
+    assert {names.index("ring") for names in shown} != {0}  # its place does not reveal it
 
 
 def test_a_call_that_cannot_be_read_is_refused(tmp_path):
-    """Otherwise a run would end in a traceback, or learn another call."""
+    """Otherwise a run would end in a traceback, or train on another call."""
     for name, arguments, what in (("sing", {}, "'sing' is not in the list"),
                                   ("ring", "{3}", "'arguments', a JSON object")):
         line = {"task": ASKED, "calls": [{"name": name, "arguments": arguments}]}

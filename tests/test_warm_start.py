@@ -1,7 +1,6 @@
-"""The warm start: what is imitated, what the merged folder computes, and a stop in between.
+"""The warm start: what it imitates, what the merged model computes, and how a stop is resumed.
 
-Run: python -m pytest tests/test_warm_start.py -q. With a small random chat model of one token per
-byte.
+Run: python -m pytest tests/test_warm_start.py -q. The model is a small random one.
 """
 import json
 import shutil
@@ -20,7 +19,7 @@ from worlds import load_world
 
 
 def record(name, n):
-    """A task about lamp n, for one of several tools."""
+    """Return a task about lamp n for the tool of this name."""
     return {"task": f"Please {name} lamp number {n} now.", "tools": [tool(name, n=WHOLE)],
             "calls": [call(name, n=n)]}
 
@@ -32,7 +31,7 @@ SMALL = ["--world", "tool_calls", "--tools", "base", "--max-task-tokens", "128",
 
 @pytest.fixture(autouse=True, scope="module")
 def small():
-    """Few texts, at a rate that shows."""
+    """Use few texts, and a learning rate at which the model visibly learns."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(warm_start, "TEXTS", 4)
         patch.setattr(warm_start, "RATE", 0.01)
@@ -41,7 +40,7 @@ def small():
 
 @pytest.fixture(scope="module")
 def command(model, tmp_path_factory):
-    """The words of a warm start on TASKS, but for --out."""
+    """Return the arguments of a warm start on TASKS, without the folder after --out."""
     path = tmp_path_factory.mktemp("tasks") / "base.jsonl"
     append_jsonl(path, TASKS)
     return ["warm-start", *SMALL, "--model", model, "--base-tasks", str(path), "--out"]
@@ -49,14 +48,14 @@ def command(model, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def done(command, tmp_path_factory):
-    """A finished warm start: its folder."""
+    """Finish a warm start, and return its folder."""
     out = tmp_path_factory.mktemp("warm") / "model"
     assert genenv.main([*command, str(out)]) == 0
     return out
 
 
 def test_held_out_tasks_are_never_imitated(command):
-    """Otherwise validation would measure what was learned by heart."""
+    """Otherwise validation would measure what the model has memorised."""
     _, o, _ = warm_start.parse([*command[1:], "new"])
     world = load_world("tool_calls")(o)
     held_out = [task.text for task in world.validation_tasks() + world.validation_tasks("tuning")]
@@ -68,7 +67,7 @@ def test_held_out_tasks_are_never_imitated(command):
 
 
 def test_only_the_models_own_turns_are_imitated_and_each_has_its_end(model):
-    """Otherwise the agent would learn to write observations, or turns without an end."""
+    """Otherwise the agent would learn to write observations, or not to end its turns."""
     policy = Policy.load(model, ("warm",), rank=4, device="cpu")
     episode = ["open door", "It is shut.", "unlock door"]
     rollout = policy.as_drawn("Go.", episode)
@@ -80,7 +79,7 @@ def test_only_the_models_own_turns_are_imitated_and_each_has_its_end(model):
 
 
 def as_on_a_hub(model, folder):
-    """A copy of a model with config files as transformers 4 wrote them."""
+    """Copy a model, with config files as transformers 4 wrote them; return the copy's folder."""
     shutil.copytree(model, folder)
     config = json.loads((folder / "config.json").read_text())
     del config["rope_parameters"], config["dtype"]
@@ -93,8 +92,8 @@ def as_on_a_hub(model, folder):
 
 
 def test_merged_base_computes_what_base_and_adapter_did(command, model, tmp_path):
-    """Otherwise a run would begin with another model than the one that was taught, and a server
-    that reads the folder with transformers 4 would serve a third one."""
+    """Otherwise a run would not begin with the model that was taught, or a server that reads the
+    folder with transformers 4 would serve another one."""
     base, out = as_on_a_hub(model, tmp_path / "base"), tmp_path / "out"
     _, o, _ = warm_start.parse([*command[1:], "new", "--model", base])
     policy = Policy.load(base, ("warm",), rank=4, device="cpu")
@@ -113,8 +112,8 @@ def test_merged_base_computes_what_base_and_adapter_did(command, model, tmp_path
 
 def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, command, tmp_path,
                                                                        monkeypatch, capsys):
-    """Otherwise a stop, or too little memory, would cost the whole warm start or end in another
-    model, and a template that names the day would show two."""
+    """Otherwise a stop would cost the whole warm start or end in another model, or a template that
+    names the day would show two days."""
     out, imitate, days = tmp_path / "model", warm_start.WarmStart.imitate, []
 
     def stop_in(number):
@@ -130,7 +129,7 @@ def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, com
     assert not (out / "model.safetensors").exists()
     one_line(capsys, genenv.main([*command, str(out), "--seed", "1"]), "other settings")
     monkeypatch.setattr(warm_start.time, "strftime", lambda form: "2026-01-02")
-    stop_in(0)  # the pass that was kept is not made again
+    stop_in(0)  # a finished pass is not made again
     assert genenv.main([*command, str(out)]) == 0
     assert (out / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
     first, second, _ = json.loads((out / "warm_start.json").read_text())["nats_per_token"]
@@ -138,5 +137,5 @@ def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, com
 
 
 def test_a_model_is_not_written_over(done, command, capsys):
-    """Otherwise a model that somebody made would be lost."""
+    """Otherwise an existing model would be lost."""
     one_line(capsys, genenv.main([*command, str(done)]), "not empty")

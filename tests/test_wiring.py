@@ -1,11 +1,11 @@
-"""The wiring: was each call of the loop given what the options say, and what came before it?
+"""The wiring: each call of the loop gets what the options say and what earlier calls returned.
 
 Usage: python -m pytest -q tests/test_wiring.py
 
-The small world of conftest.py runs for a few epochs, and every call of the sampler, of what checks
-texts and of both updates is recorded. Each test asserts one fact of Algorithm 1 by hand; who
-changes a part of the loop changes its test. The updates themselves have tests of their own. Among
-what the model writes are texts of every kind: invalid ones, too few for a batch, and too many.
+The small world of conftest.py runs for a few epochs, and every call of the sampler, of the checks
+of texts and of both updates is recorded. Each test asserts one fact of Algorithm 1 by hand; whoever
+changes a part of the loop changes its test. The updates have their own tests. The model writes
+texts of every kind: some are invalid, and some batches get too few of them, others too many.
 """
 import copy
 import inspect
@@ -30,8 +30,8 @@ from support.options import Options
 from support.run import EpochState, alpha_of
 from worlds import World, ladder
 
-EPOCHS, G, BATCH = 4, 4, 12  # a batch: four seed tasks, three variations of each
-OPTIONS = dict(  # no default anywhere: a constant instead of an option is seen
+EPOCHS, G, BATCH = 4, 4, 12  # a batch has four seed tasks with three variations each
+OPTIONS = dict(  # never a default, so that a constant instead of an option is noticed
     seed=8, epochs=EPOCHS, steps=2, seed_tasks=4, variations=3, G=G, base_share=0.4,
     temperature=0.7, max_task_tokens=9, max_response_tokens=10, max_prompt_tokens=40,
     val_samples=2, val_every=3, agent_lr=0.013, env_lr=0.017, alpha=0.35, alpha_end=0.65,
@@ -46,14 +46,14 @@ RECORDED = [
 
 @pytest.fixture(scope="module")
 def model(small_ladder):
-    """The small base model, in a world with few base tasks and rewards of many values."""
+    """Return the small base model, in a world with few base tasks and rewards of many values."""
     base_tasks = ladder.World.base_tasks
 
     def score(self, task, text):
         if text == self.gold(task):
             return 1.0, True
         odd_digits = sum(map(text.count, "13579"))
-        # wrong answers to some tasks are not valid
+        # for some tasks, wrong answers are not valid
         return [0.0, 0.4, 0.4, 0.7, 1.0][min(odd_digits, 4)], task.id[0] not in "abc"
 
     with pytest.MonkeyPatch.context() as patch:
@@ -69,13 +69,13 @@ def model(small_ladder):
 
 
 def reward_half(p_hat, alpha, beta):
-    """Half of the paper's R_env."""
+    """Return half of the paper's R_env."""
     return 0.5 * curriculum.reward_bell(p_hat, alpha, beta)
 
 
 def record(patch, owner, name, calls):
-    """Note every call of a function in `calls`: its arguments by name, as they are before it, its
-    result and the epoch."""
+    """Append every call of a function to `calls`: its arguments by name, as they were before the
+    call, its result and the epoch."""
     function = getattr(owner, name)
 
     def recorded(*values, **keywords):
@@ -93,7 +93,7 @@ def record(patch, owner, name, calls):
 
 
 def recorded_run(model, folder, **options):
-    """(calls, Run) of a run with OPTIONS but for those given."""
+    """Return (calls, Run) of a run with OPTIONS, of which `options` replace some."""
     calls, threads = [], []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "set_num_threads", threads.append)
@@ -105,13 +105,16 @@ def recorded_run(model, folder, **options):
 
 
 def of(calls, name):
-    """The calls of one function."""
+    """Return the calls of one function."""
     return [call for call in calls if call.name == name]
 
 
 def steps_of(calls):
-    """The steps of a run. Of each: the calls that drew seed tasks, those that read what was written
-    for them, the texts and the new tasks among them, the trials and the agent's rollouts."""
+    """Return the steps of a run.
+
+    Each has the calls that drew seed tasks, those that read what was written for them, the texts
+    and the new tasks among them, the trials and the agent's rollouts.
+    """
     steps, begin, seeds = [], 0, 0
     for end, call in enumerate(calls):
         if call.name == "end_epoch":
@@ -119,7 +122,7 @@ def steps_of(calls):
         if call.name == "interact":
             reads, texts = of(calls[begin:end], "read_written"), []
             for read in reads:
-                # a text with the number of its seed task in the epoch
+                # each text comes with the number of its seed task in the epoch
                 texts += [(seeds + w.rollout.group, w) for w in read.result]
                 seeds += len(read.seed_tasks)
             steps.append(SimpleNamespace(
@@ -132,13 +135,13 @@ def steps_of(calls):
 
 @pytest.fixture(scope="module")
 def recording(model, tmp_path_factory):
-    """A whole run: its calls, its steps, the Run."""
+    """Record a whole run: its calls, its steps and the Run."""
     calls, run = recorded_run(model, tmp_path_factory.mktemp("wiring") / "r")
     return SimpleNamespace(calls=calls, steps=steps_of(calls), run=run)
 
 
 def texts_of(recording, t):
-    """All that was written in an epoch: (number of its seed task, Written)."""
+    """Return all that was written in an epoch: (number of the seed task, Written)."""
     return [text for step in recording.steps if step.at == t for text in step.texts]
 
 
@@ -147,7 +150,7 @@ def texts_of(recording, t):
 
 
 def test_options_reach_the_sampler_and_both_updates(recording):
-    """Otherwise a run would use other settings than its config.json says."""
+    """Otherwise a run would use settings that differ from its config.json."""
     run, seed, sampled = recording.run, 3 * OPTIONS["seed"], set()
     for call in of(recording.calls, "Policy.sample"):
         limits = call.G, call.max_new_tokens, call.temperature, call.max_rows
@@ -165,7 +168,7 @@ def test_options_reach_the_sampler_and_both_updates(recording):
 
 
 def test_the_simulator_writes_again_for_what_is_missing(recording):
-    """Otherwise a batch would be short, hold a task twice, or texts be written for nothing."""
+    """Otherwise a batch would be short or hold a task twice, or texts would be written in vain."""
     for step in recording.steps:
         batch = []
         for call in step.reads:
@@ -179,7 +182,7 @@ def test_the_simulator_writes_again_for_what_is_missing(recording):
 
 
 def test_seed_tasks_are_of_the_base_or_were_measured_recently(recording):
-    """Otherwise the simulator would vary stale tasks, or hear of a success that is long gone."""
+    """Otherwise the simulator would vary stale tasks, or be shown outdated success rates."""
     run, measured = recording.run, {}
     samples = of(recording.calls, "Policy.sample")
     prompts = [call.prompts for call in samples if call.adapter == "env"]
@@ -196,7 +199,7 @@ def test_seed_tasks_are_of_the_base_or_were_measured_recently(recording):
 
 
 def test_a_batch_is_filled_up_from_d_train(recording):
-    """Otherwise earlier curricula would be forgotten, or batches differ in size."""
+    """Otherwise earlier curricula would be forgotten, or batches would differ in size."""
     train_pool, p_hats = recording.run.train_pool, {}
     d_train = {task.id for task in train_pool.base}
     for step in recording.steps:
@@ -204,7 +207,7 @@ def test_a_batch_is_filled_up_from_d_train(recording):
         new_tasks = [w.task.id for _, w in step.new_texts]
         n = len(new_tasks)
         assert batch[:n] == new_tasks and d_train.issuperset(batch[n:])
-        # 12 and an eighth of them, however many are new
+        # 12 and an eighth of 12, rounded, however many are new
         assert len(batch) == (14 if step.at else n)
         for trial in step.trials:
             # a new task enters with its first valid attempt
@@ -218,7 +221,7 @@ def test_a_batch_is_filled_up_from_d_train(recording):
 
 
 def test_an_attempt_is_scored_with_its_own_task(recording):
-    """Otherwise p_hat would be of other tasks, or of other rewards than Eq. 1."""
+    """Otherwise p_hat would count another task's attempts, or rewards other than Eq. 1."""
     for step in recording.steps:
         play = step.play
         scores = [attempt_score(play.world, play.tasks[rollout.group], rollout, text)
@@ -231,19 +234,19 @@ def test_an_attempt_is_scored_with_its_own_task(recording):
 
 
 def test_grpo_learns_from_its_own_rollouts_and_the_reward_of_the_option(recording):
-    """Otherwise groups would meet the rewards of others, or Eq. 1 where it was not asked for."""
+    """Otherwise a group would get another group's rewards, or Eq. 1 instead of --agent-reward."""
     steps = [step for step in recording.steps if step.at]
     for step, update in zip(steps, of(recording.calls, "grpo_update"), strict=True):
         assert update.rollouts == step.play.result[0]
-        assert not any(trial.rollouts for trial in step.trials)  # nothing may learn from them again
+        assert not any(trial.rollouts for trial in step.trials)  # nothing can learn from them again
         graded = [[e.graded for e in trial.traces] for trial in step.trials]
         torch.testing.assert_close(update.rewards, torch.tensor(graded))
 
 
 def test_d_env_knows_how_often_each_task_was_solved(recording):
-    """Otherwise RWR would imitate what another task, seed task or step earned."""
+    """Otherwise RWR would weight a text by the success rate of another task, seed task or step."""
     records = iter(recording.run.env_pool.records)
-    for step in recording.steps[1:]:  # what is written in epoch 0 does not enter D_env
+    for step in recording.steps[1:]:  # texts of epoch 0 do not enter D_env
         p_hats = {trial.task.id: trial.p_hat for trial in step.trials}
         batch = [next(records) for _ in step.new_texts]
         for r, (seed, w) in zip(batch, step.new_texts):
@@ -257,7 +260,7 @@ def test_d_env_knows_how_often_each_task_was_solved(recording):
 
 
 def test_rwr_learns_from_the_band_of_this_epoch_and_of_d_env(recording):
-    """Otherwise the simulator would imitate tasks that are too hard, too old, or twice."""
+    """Otherwise the simulator would imitate tasks off the band, old ones, or one task twice."""
     d_env, updates = recording.run.env_pool.records, of(recording.calls, "rwr_update")
     for figures, update in zip(recording.run.history[1:], updates, strict=True):
         t, alpha = figures["epoch"], figures["alpha"]
@@ -277,7 +280,7 @@ def test_rwr_learns_from_the_band_of_this_epoch_and_of_d_env(recording):
 
 
 def test_the_kl_sample_is_of_all_that_was_written_valid_or_not(recording):
-    """Otherwise a drift to junk would cost nothing."""
+    """Otherwise a drift towards invalid texts would cost nothing."""
     junk = []
     for t, update in enumerate(of(recording.calls, "rwr_update"), 1):
         drawn = {r.group for r in update.kl_sample}
@@ -290,7 +293,7 @@ def test_the_kl_sample_is_of_all_that_was_written_valid_or_not(recording):
 
 
 def test_held_out_tasks_are_known_to_what_checks_texts(recording):
-    """Otherwise validation would measure what was trained on."""
+    """Otherwise validation would measure tasks that were trained on."""
     world = recording.run.world
     tasks = world.validation_tasks() + world.validation_tasks("tuning")
     for call in of(recording.calls, "read_written"):
@@ -298,7 +301,7 @@ def test_held_out_tasks_are_known_to_what_checks_texts(recording):
 
 
 def test_an_epoch_is_recorded_as_it_went(recording):
-    """Otherwise curves, schedules and warnings would be of other tasks or attempts."""
+    """Otherwise curves, schedules and warnings would rest on other texts or attempts."""
     for t, figures in enumerate(recording.run.history):
         steps = [step for step in recording.steps if step.at == t]
         rollouts = [r for step in steps for r in step.play.result[0]]
@@ -322,7 +325,7 @@ def test_an_epoch_is_recorded_as_it_went(recording):
 @pytest.mark.parametrize("variant, origins", [
     ("random", {"env"}), ("static", {"static"}), ("teacher", {"teacher"}), ("base", set())])
 def test_variants_do_not_train_the_simulator(variant, origins, model, tmp_path):
-    """Otherwise an ablation would be no ablation; all but random draw ready-made tasks."""
+    """Otherwise an ablation would train its simulator, or try tasks of the wrong origin."""
     path = tmp_path / "teacher.jsonl"
     path.write_text("\n".join(json.dumps({"text": f"{i} s1 cube"}) for i in range(10)))
     options = {"variant": variant, "epochs": 1}
@@ -333,13 +336,13 @@ def test_variants_do_not_train_the_simulator(variant, origins, model, tmp_path):
     assert not of(calls, "rwr_update") and not run.policy.params["env"][1].any()
     tried = [trial.task.origin for step in steps_of(calls) for trial in step.trials]
     assert set(tried) - {"base"} == origins
-    # more than the few that are replayed
+    # more than the few tasks that are replayed
     assert len(tried) - tried.count("base") > 12 or variant == "base"
 
 
 def test_a_task_is_imitated_in_one_epoch_only_where_its_world_says_so(
         model, tmp_path, monkeypatch):
-    """Otherwise the simulator imitates its few favourites for ever, after a resume as well."""
+    """Otherwise the simulator would imitate a few favourites for ever, or again after a resume."""
     monkeypatch.setattr(World, "imitate_once", True)
     imitated = []
     for epochs in (1, 3):
@@ -353,7 +356,7 @@ def test_a_task_is_imitated_in_one_epoch_only_where_its_world_says_so(
 
 
 def test_only_records_of_steps_that_were_taken_are_used_up(monkeypatch, recording):
-    """Otherwise a task that the cap kept from being imitated would never be imitated."""
+    """Otherwise a task whose step the cap has undone would never be imitated."""
     monkeypatch.setattr(genenv, "rwr_update", lambda *arguments: {"env_imitated": [0, 3]})
     run, records = copy.copy(recording.run), recording.run.env_pool.records[:4]
     run.world, run.state.imitated = SimpleNamespace(imitate_once=True), []
@@ -362,7 +365,7 @@ def test_only_records_of_steps_that_were_taken_are_used_up(monkeypatch, recordin
 
 
 def test_schedules_see_how_the_run_goes(monkeypatch):
-    """Otherwise they would steer by another epoch; one without new tasks says nothing."""
+    """Otherwise they would steer by the wrong epoch, such as one without new tasks."""
     monkeypatch.setattr(curriculum, "next_alpha", lambda schedule, context: context)
     figures = "alpha", "distinct_tasks", "success_rate", "mixed_share", "p_hat_counts"
     rows = (0.1, 0, None, None, [0]), (0.2, 8, 0.3, 0.4, [5]), (0.6, 0, None, None, [0])
@@ -379,8 +382,8 @@ def test_schedules_see_how_the_run_goes(monkeypatch):
 
 
 def test_what_an_epoch_did_not_measure_is_null(model, tmp_path, monkeypatch):
-    """Otherwise 0 would pass for a measurement: a sampler off by 0.04 for one off by 0.02."""
-    # no group is mixed, and no task in the band
+    """Otherwise 0 would pass for a measurement, such as a sampler without mismatch."""
+    # no group is mixed, and no task is in the band
     monkeypatch.setattr(genenv, "attempt_score", lambda *attempt: (0.0, True, 0.0))
     options = "--preset", "tiny", "--threads", "1", "--model", model, "--out", str(tmp_path / "r")
     assert genenv.main(options) == 0
@@ -393,7 +396,7 @@ def test_what_an_epoch_did_not_measure_is_null(model, tmp_path, monkeypatch):
 
 
 def test_figures_of_updates_are_means_over_those_that_measured():
-    """Otherwise a second update without a mixed group would halve a mismatch."""
+    """Otherwise an update without a mixed group would halve the mean of its epoch."""
     nothing = grpo_update(None, "agent", None, [], torch.tensor([]), None)
     state = EpochState(agent=[nothing, dict.fromkeys(nothing, 0.04)])
     figures = agent_figures(SimpleNamespace(state=state, o=Options()))

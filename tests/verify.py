@@ -1,10 +1,10 @@
-"""Do our scorers agree with the official ones? Recorded verdicts are scored again and compared.
+"""Check that our scorers agree with the official ones, on recorded verdicts.
 
 Usage: python -m tests.verify BENCHMARK VERDICTS.jsonl --data DIR
        (exit code 0 if every required rate is met, 1 if one is missed, 2 for bad input)
 
-The recorded verdicts, like the data of the benchmarks, are not in this repository. For each
-benchmark one function below takes the data folder and returns a function of a recorded row, which
+The recorded verdicts and the data of the benchmarks are not in this repository. For each benchmark,
+one function below takes the data folder and returns a function of a recorded row; that function
 returns {kind: where our verdict differs from the recorded one}.
 """
 
@@ -17,10 +17,10 @@ from eval.common import brief, load_records, read_rows
 from errors import exit_code, one_line
 from support.options import Parser
 
-# the share of verdicts that must agree, by kind; of all other kinds each one must
+# the share of verdicts that must agree, by kind; in all other kinds every verdict must
 REQUIRED = {"damo_exec": 0.99, "multi_turn": 0.99}
-# nothing here can decide them: whole games, dialogues with a search and a judge, and rates of whole
-# submissions, of which most plans are not among the rows
+# these cannot be decided here: whole games, dialogues with a search and a judge, and rates of whole
+# submissions, most of whose plans are not among the rows
 UNDECIDABLE = ("episode", "toolrl_dialogue", "aggregate")
 
 
@@ -29,7 +29,7 @@ UNDECIDABLE = ("episode", "toolrl_dialogue", "aggregate")
 
 
 def main(argv) -> int:
-    """Print every disagreement and a table of agreement by kind; returns the exit code."""
+    """Print every disagreement and a table of agreement by kind; return the exit code."""
     parser = Parser(prog="python -m tests.verify")
     parser.add_argument("bench", choices=BENCHES)
     parser.add_argument("verdicts", metavar="VERDICTS.jsonl")
@@ -39,7 +39,7 @@ def main(argv) -> int:
 
 
 def agreement(bench: str, path, data) -> dict:
-    """{kind: whether each verdict agrees}; disagreements are printed as they come."""
+    """Return {kind: whether each verdict agrees}, and print each disagreement when it is found."""
     differences, kinds = VERIFY[bench](data), {}
     for number, row in enumerate(read_rows(path), 1):
         with one_line(f"{path}, recorded verdict {number}", "is malformed"):
@@ -53,8 +53,7 @@ def agreement(bench: str, path, data) -> dict:
 
 
 def print_agreement(kinds: dict) -> int:
-    """Print {kind: agreements}; returns 0 if there is one and every required rate is met, else
-    1."""
+    """Print {kind: agreements}; return 0 if there are any and every required rate is met, or 1."""
     code = 0 if kinds else 1
     for kind, agrees in sorted(kinds.items()):
         rate, required = sum(agrees) / len(agrees), REQUIRED.get(kind, 1.0)
@@ -65,24 +64,24 @@ def print_agreement(kinds: dict) -> int:
 
 
 def unequal(recorded: dict, ours: dict) -> list:
-    """Where our values differ from the recorded ones."""
+    """List where our values differ from the recorded ones."""
     return [f"{name} is {ours[name]!r}, recorded {value!r}" for name, value in recorded.items()
             if ours[name] != value]
 
 
 def pass_or_fail(row: dict, ours) -> list:
-    """Where our verdict differs from a recorded one that is pass or fail."""
+    """List how our verdict differs from a recorded one that is pass or fail; [] if it agrees."""
     if ours.ok == row["official_verdict"]:
         return []
     return [f"{row['kind']}: ours is {ours.ok} ({ours.reason})"]
 
 
 # ---------------------------------------------------------------------------------------------
-# one function a benchmark
+# one function per benchmark
 
 
 def verify_api_bank(data):
-    """Kinds: toolrl_exact and damo_exec, by the scorer that gave the verdict."""
+    """Compare kinds toolrl_exact and damo_exec, named after the scorer that gave the verdict."""
     known = {}
     for rule in ("toolrl", "damo"):
         for record in load_records(api_bank, data, rule=rule):
@@ -97,7 +96,7 @@ def verify_api_bank(data):
 
 
 def verify_bfcl(data):
-    """Kinds: single_turn, relevance, multi_turn (by the rule without simulator)."""
+    """Compare kinds single_turn, relevance and multi_turn (by the rule without a simulator)."""
     kinds = {
         bfcl.LONG_CONTEXT: "multi_turn",
         **dict.fromkeys(bfcl.RELEVANCE_CATEGORIES, "relevance"),
@@ -117,7 +116,7 @@ def verify_bfcl(data):
 
 
 def verify_bamboogle(data):
-    """Kinds: metric and searchr1_extract."""
+    """Compare kinds metric and searchr1_extract."""
 
     def differences(row):
         answer = row["response"]
@@ -130,7 +129,7 @@ def verify_bamboogle(data):
 
 
 def verify_travelplanner(data):
-    """Kinds: that of the row, and with "/fixed" for the repaired within-city rule."""
+    """Compare the row's kind, and that kind with "/fixed" by the repaired within-city rule."""
     parts = {part: load_records(travelplanner, data, split=split)
              for split, part in travelplanner.PARTS.items()}
 
@@ -149,7 +148,7 @@ def verify_travelplanner(data):
 
 
 def comparable(verdict: dict) -> dict:
-    """A verdict without the wording of its reasons; of a crash its stage and type."""
+    """Return a verdict without the wording of its reasons; of a crash, its stage and type."""
     brief = {**verdict, "hard_evaluated": verdict["hard"] is not None}
     if verdict["crash"]:
         brief["crash"] = verdict["crash"].split(": ")[:2]
@@ -160,16 +159,20 @@ def comparable(verdict: dict) -> dict:
 
 
 def passed(check):
-    """True, False, or None where nothing is asked: of a recorded [passed, reason], or of why our
-    rule is broken ("": it is not)."""
+    """Return whether a check passed, or None where the request does not ask for it.
+
+    check: a recorded [passed, reason], or why our rule is broken ("" if it is not).
+    """
     if isinstance(check, list):
         return check[0]
     return None if check is None else not check
 
 
 def verify_alfworld(data):
-    """Kinds: step-string, step-admissible, raw-text. The state of a step is looked up in the
-    trajectories, by its game and the commands before it."""
+    """Compare kinds step-string, step-admissible and raw-text.
+
+    The state of a step is looked up in the trajectories by its game and the commands before it.
+    """
     steps = {}
     for expert in ("walkthrough", "handcoded"):
         for record in load_records(alfworld, data, expert=expert):
@@ -186,7 +189,7 @@ def verify_alfworld(data):
                 "genenv_reward_vs_expert": reward, "genenv_reward_vs_dict": reward,
                 "projection_action": action, "projection_valid": valid,
                 "projected_in_admissible": action in admissible}
-        # the other values are what the simulator answered
+        # the other values are answers of the simulator
         recorded = {name: value for name, value in row["official_verdict"].items() if name in ours}
         return {row["kind"]: unequal(recorded, ours)}
 
