@@ -1,5 +1,5 @@
-"""Provide what policy.py builds on, see README.md."""
+"""Provide what policy.py builds on; README.md describes it."""
 import logging
 
-# set before bitsandbytes is imported, since it warns of optional kernels as it loads
+# set this before bitsandbytes is imported: it warns about optional kernels as it loads
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

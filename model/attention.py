@@ -1,14 +1,14 @@
-"""Compute attention and LoRA for packed groups: G responses in one row with their prompt.
+"""Compute attention and LoRA for packed groups: one row holds a prompt and its G responses.
 
-Paper: not in it; this makes a group cost P + G*R tokens instead of G*(P + R), in sampling and in
+Paper: does not cover this; a group costs P + G*R tokens instead of G*(P + R), in sampling and in
 training.
 
 Usage: policy.py lays groups out with `packing.pack`, cuts such rows with `attention_layout`, and
-changes a model with `patch`. transformers' models then call `group_attention`, PEFT's layers
-`lora_linear`.
+changes a model with `patch`. After that, transformers' models call `group_attention`, and PEFT's
+layers call `lora_linear`.
 
-Deviations: the library's own attention and LoRA layer give the same numbers with more memory or
-more passes; tests/test_policy.py compares each with the plain one.
+Deviations: none in the numbers. The library's own attention and LoRA layers take more memory or
+more passes; tests/test_policy.py compares each replacement with the plain version.
 
 Shapes: B prompts (groups), G rollouts, P prompt, R response, D hidden, N responses in all (rows of
 a result), L packed length, M predicted tokens of a pack, K cached keys, d head dimension; while
@@ -33,7 +33,7 @@ PROMPT, PADDING = -1, -2  # owners of cached keys that belong to no rollout
 def group_mask(query_owner, key_owner):
     """Return which keys each query sees: (B, Q), (B, K) owners -> (B, 1, Q, K) bool.
 
-    Visible (True) are the row's prompt and the tokens of the query's own rollout.
+    A query sees (True) the row's prompt and the tokens of its own rollout.
     """
     visible = query_owner[:, :, None] == key_owner[:, None, :]      # (B, Q, K)
     visible |= (key_owner == PROMPT)[:, None, :]
@@ -43,7 +43,7 @@ def group_mask(query_owner, key_owner):
 @dataclass
 class Layout:
     """Describe how `group_attention` cuts packed rows (B, L) into B prompts and N responses, and
-    puts the results back."""
+    puts their results back."""
     P: int                # longest prompt
     R: int                # longest response input
     row: torch.Tensor     # (N,): the group of each response
@@ -52,15 +52,16 @@ class Layout:
     mask: torch.Tensor    # (N, 1, R, P + R): what response inputs see of [prompt, response]
 
 
-# A packed row holds a prompt p of P = 3 tokens and responses a (R = 3) and b (R = 2), each without
-# its last token, which predicts nothing; then padding. attention_layout cuts it into two calls:
+# This packed row holds a prompt p of P = 3 tokens, responses a (R = 3) and b (R = 2), and padding.
+# Each response lacks its last token, which predicts nothing. attention_layout cuts the row into two
+# calls:
 #
 #     packed row (L = 7)       prompts (B, P)        responses: queries (N, R), keys (N, P + R)
 #     p p p a a b .            p p p  causal         a a    see   p p p a a
 #     0 1 2 3 4 3 .  position                        b .    see   p p p b .
 #
-# `tokens` locates each response input in the packed rows, `back` each packed token in the outputs
-# of both calls.
+# `tokens` locates each response input in the packed rows. `back` locates each packed token in the
+# outputs of both calls.
 
 
 def attention_layout(x) -> Layout:
@@ -75,17 +76,17 @@ def attention_layout(x) -> Layout:
     inside = place < inputs[:, None]                                         # (N, R)
     tokens = row[:, None] * L + starts[:, None] + place                      # (N, R)
     # 2) mask: let response inputs see the prompt, and themselves up to the diagonal. The diagonal
-    # stays True for padding too, as a row that sees nothing would be NaN in the softmax.
+    # stays True for padding, too: a row that sees nothing would be NaN in the softmax.
     owner = torch.where(inside, 0, PADDING)                                  # (N, R)
     in_prompt = torch.arange(P, device=device) < lengths[:, None]            # (N, P)
     keys = torch.cat([torch.where(in_prompt, PROMPT, PADDING), owner], dim=1)
     mask = group_mask(owner, keys).tril(P)
     # 3) the way back: first treat each packed token as part of the prompt. Padding reads a
-    # different place in every column: gathering one place many times would make the backward
-    # pass's additions serialise.
+    # different place in every column: gathering one place many times would serialise the
+    # additions of the backward pass.
     back = torch.arange(B, device=device)[:, None] * P + column % P          # (B, L)
-    # then insert the responses' tokens. What is outside goes into one extra cell, which is cut off:
-    # indexing by a condition would make the host wait
+    # then insert the responses' tokens. Unfilled places go into one extra cell, which is cut off
+    # below: indexing by a condition would make the host wait
     back = torch.cat([back.flatten(), back.new_zeros(1)])
     responses = torch.arange(N * R, device=device).view(N, R)
     back[tokens.where(inside, B * L)] = B * P + responses
@@ -94,14 +95,14 @@ def attention_layout(x) -> Layout:
 
 
 def group_attention(module, query, key, value, attention_mask, layout=None, **kwargs):
-    """Compute attention as the library's models call it, of packed groups if there is a `layout`.
+    """Compute attention for the library's models; with a `layout`, rows are packed groups.
 
     query (B, heads, L, d), key and value (B, key heads, L, d) -> (B, L, heads, d), None. Prompts
-    attend to themselves in a plain causal call, responses to [prompt, response] as N short rows. A
-    mask over (L, L) would compute scores between siblings only to hide them.
+    attend to themselves in one plain causal call. Responses attend to [prompt, response] as N short
+    rows: a mask over (L, L) would compute scores between siblings only to hide them.
     """
     if layout is None:
-        # in a decoding step or a narrow chunk a mask per head is smaller than keys per head
+        # in a decoding step or a narrow chunk, masks per head are smaller than keys per head
         if attention_mask is None:
             key, value = a_head_each(query, key, value)
         elif query.shape[2] <= query.shape[3] and query.shape[1] > key.shape[1]:
@@ -125,9 +126,10 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
 
 
 def a_head_each(query, *shared):
-    """Return keys and values, repeated for each query head in fp32 on a GPU.
+    """Return keys and values; in fp32 on a GPU, repeat them for each query head.
 
-    There only the unfused kernel shares heads, and it would hold all scores (B, heads, P, P).
+    In that case only the unfused kernel can share heads, and it would hold all scores
+    (B, heads, P, P).
     """
     if query.dtype == torch.float32 and query.device.type == "cuda":
         sharing = query.shape[1] // shared[0].shape[1]
@@ -136,11 +138,11 @@ def a_head_each(query, *shared):
 
 
 def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
-    """Compute masked attention of few queries whose heads share keys, shaped as in group_attention.
+    """Compute masked attention of a few queries whose heads share keys; shapes: group_attention.
 
-    mask (live, 1, slots, K), or (live, 1, sharing * slots, K) of decoding.step_mask. Under a mask
-    the library copies the keys for each query head: at every token the whole cache, several times.
-    Here the heads that share keys become one longer query.
+    mask: (live, 1, slots, K), or (live, 1, sharing * slots, K) from decoding.step_mask. Given a
+    mask, the library copies the keys for each query head: the whole cache, several times a token.
+    Here the heads that share keys become one longer query instead.
     """
     sharing = query.shape[1] // key.shape[1]
     q = query.unflatten(1, (-1, sharing)).flatten(2, 3)  # (live, key heads, sharing * slots, d)
@@ -162,7 +164,7 @@ def eager_in_fp32(layer, query, key, value, mask, **options):
     """Compute the plain attention of a model's family with scores in fp32, as `group_attention`
     does.
 
-    bf16 would round them: Qwen2.5's are so large that log-probs shift by 0.5 nats (its 1.5B model).
+    bf16 would round them: Qwen2.5-1.5B's are so large that its log-probs shift by 0.5 nats.
     """
     eager = sys.modules[type(layer).__module__].eager_attention_forward
     out, weights = eager(layer, query.float(), key.float(), value.float(), mask.float(), **options)
@@ -177,13 +179,13 @@ AttentionMaskInterface.register("eager_fp32", eager_mask)
 
 
 def patch(model):
-    """Change a PEFT model in place: exact scores, fewer passes over large tensors."""
+    """Change a PEFT model in place, for correct gradients and fewer passes over large tensors."""
     for module in model.modules():
         keep_gradients_of_nf4(module)
         use_short_lora(module)
         use_fused_rms_norm(module)
         use_checkpointing(module)
-    # cuDNN plans its attention for exact sizes, and decoding changes them at every step
+    # cuDNN plans its attention for exact sizes, which change at every decoding step
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
@@ -237,7 +239,7 @@ def lora_linear(layer, x):
 
 
 def cast_lora(layer, name, dtype):
-    """Return scaling times A (r, in), and B (out, r), of an adapter in `dtype`; gradients pass."""
+    """Return an adapter's scaling * A (r, in) and B (out, r) in `dtype`; gradients flow through."""
     A, B = (matrices[name].weight.to(dtype) for matrices in (layer.lora_A, layer.lora_B))
     return A * layer.scaling[name], B
 

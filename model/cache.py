@@ -1,6 +1,6 @@
 """Hold a decoder's keys and values in a buffer with room to spare.
 
-Paper: not in it. Usage: model/decoding.py gives every layer a `GrowingLayer`.
+Paper: does not cover this. Usage: model/decoding.py gives every layer a `GrowingLayer`.
 
 Deviations: the library's dynamic layer copies the whole cache for every token; this one copies it
 only when its buffer is full.
@@ -14,7 +14,7 @@ from transformers.cache_utils import DynamicLayer
 class GrowingLayer(DynamicLayer):
     """Hold keys and values of one layer in a buffer that grows until it is frozen.
 
-    A full buffer grows by half, and by at least 32 steps. capacity: number of keys in the first
+    A full buffer grows by half, and by at least 32 steps. capacity: how many keys fit in the first
     buffer, which holds the prompts.
     """
 
@@ -53,8 +53,8 @@ class GrowingLayer(DynamicLayer):
     def _hold(self, capacity):
         """Copy the keys and values to the front of buffers (live, heads, capacity, d).
 
-        Zeros follow, as what a mask hides must be finite. If a stage ended early, the keys may be
-        longer than capacity: the negative pad then cuts only room that was never filled.
+        Zeros follow, because even masked values must be finite. If a stage ended early, the keys
+        may be longer than capacity: the negative pad then cuts only room that was never filled.
         """
         room = (0, 0, 0, capacity - self.keys.shape[2])
         self.buffers = pad(self.keys, room), pad(self.values, room)

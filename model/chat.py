@@ -1,6 +1,6 @@
-"""Convert text to token ids and back: chat template, end of a turn, control tokens.
+"""Convert text to token ids and back: chat templates, ends of turns, control tokens.
 
-Paper: not in it. Usage: a Policy is a Chat; the worlds call `encode` and `decode`.
+Paper: does not cover this. Usage: a Policy is a Chat; the worlds call `encode` and `decode`.
 
 Deviations: the template, not the model's configuration, decides how a turn ends. A template that
 drops a message is refused.
@@ -14,13 +14,13 @@ from errors import UserError, one_line
 class Chat:
     """Wrap a tokenizer and its chat template, if it has one.
 
-    eos_ids: every id that ends a response. end_of_turn: the ids that end an imitated turn.
+    eos_ids: all ids that end a response. end_of_turn: the ids that end an imitated turn.
     """
 
     def __init__(self, tokenizer, generation_config=None, chat_template_kwargs=None):
         """Raise UserError if no token ends a response.
 
-        chat_template_kwargs: arguments of the template besides the messages; "date" (ISO) replaces
+        chat_template_kwargs: arguments for the template besides the messages; "date" (ISO) replaces
         today's date.
         """
         self.tokenizer, self.chat_template_kwargs = tokenizer, dict(chat_template_kwargs or {})
@@ -41,45 +41,45 @@ class Chat:
             self.eos_ids.append(self.end_of_turn[-1])
 
     def encode(self, prompt) -> list[int]:
-        """Return the ids of a text, without special tokens, or of chat messages by the template.
+        """Return the ids of a text, without special tokens, or of chat messages in the template.
 
-        If the last message is the assistant's, it begins the response. Raise UserError if messages
-        meet no template, or one that fails or leaves a message out, and for a word that a world's
-        own model does not know.
+        If the last message is the assistant's, the response begins with it. Raise UserError if
+        there are messages but no template, if the template fails or leaves a message out, or if a
+        world's own model does not know a word.
         """
         if isinstance(prompt, str):
             return self._encode_text(prompt)
-        begun, messages = "", prompt
+        beginning, messages = "", prompt
         if prompt[-1]["role"] == "assistant":
-            begun, messages = prompt[-1]["content"], prompt[:-1]
-        text = self._render(messages) + begun
+            beginning, messages = prompt[-1]["content"], prompt[:-1]
+        text = self._render(messages) + beginning
         for message in prompt:
             role, content = message["role"], message["content"]
             if role != "assistant" and content.strip() not in text:
-                raise UserError(f"the chat template leaves out what the {role} says: mend it")
+                raise UserError(f"the chat template leaves out the {role}'s message: repair it")
         # the template writes BOS and headers itself, so encoding must not add them again
         return self._encode_text(text)
 
     def _encode_text(self, text: str) -> list[int]:
         """Return the ids of a text. Raise UserError for a word that a world's own model does not
         know."""
-        reader = self.tokenizer
-        ids = reader.encode(text, add_special_tokens=False)
-        if not reader.chat_template and reader.pad_token_id in ids:  # unknown words become padding
-            unknown = {*text.split()} - {*reader.get_vocab()}
+        tok = self.tokenizer
+        ids = tok.encode(text, add_special_tokens=False)
+        if not tok.chat_template and tok.pad_token_id in ids:  # unknown words become padding
+            unknown = {*text.split()} - {*tok.get_vocab()}
             raise UserError(f"{sorted(unknown)} not in WORDS")
         return ids
 
     def encode_answer(self, prompt, text: str) -> list[int]:
         """Return the ids of the assistant's answer, without those of the prompt.
 
-        Both are encoded together, since some tokenizers put a blank before the first word of a
+        Both are encoded together, because some tokenizers put a space before the first word of a
         text.
         """
         if not isinstance(prompt, str):
             begin = self.encode(prompt)
             both = self.encode([*prompt, {"role": "assistant", "content": text}])
-            # otherwise a token spans the border, which sampling never does
+            # otherwise a token spans the border, which cannot happen in sampling
             if both[:len(begin)] == begin:
                 return both[len(begin):]
         return self.encode(text)
@@ -87,12 +87,12 @@ class Chat:
     def encode_observation(self, text: str) -> list[int]:
         """Return the ids of an observation between two turns of an episode.
 
-        A chat template writes it as a user turn and the assistant's next header; without one, it
+        A chat template writes it as a user turn, then the assistant's next header. Without one, it
         is plain text.
         """
         if not self.tokenizer.chat_template:
             return self.encode(text)
-        # the policy draws the tokens that end its turn: an observation begins after them
+        # the policy draws the tokens that end its turn, so an observation begins after them
         return self.encode(self._after_turn(text))[len(self._closing):]
 
     def decode(self, ids) -> str:
@@ -115,13 +115,13 @@ class Chat:
         return []
 
     def _after_turn(self, text: str) -> str:
-        """Return what the template writes after an assistant's turn if `text` is the user's
-        next."""
+        """Return what the template writes after an assistant's turn when the user's next turn is
+        `text`."""
         mark = "*turn*"
         turns = ("user", "-"), ("assistant", mark), ("user", text)
         rendered = self._render([{"role": role, "content": content} for role, content in turns])
         if mark not in rendered:
-            raise UserError("the model's chat template leaves out what the assistant says")
+            raise UserError("the model's chat template leaves out the assistant's message")
         return rendered.partition(mark)[2]
 
     def _render(self, messages) -> str:
@@ -136,7 +136,7 @@ class Chat:
 def fix_date(template: str, day=None) -> str:
     """Return a chat template that writes `day` (ISO; None: today) where it asks for the date.
 
-    A run that is resumed tomorrow then has the same prompts as today.
+    A run that is resumed tomorrow then sees the same prompts as today.
     """
     day = date.fromisoformat(day) if day else date.today()
     ask = r"strftime_now\(\s*([\"'])(.*?)\1\s*\)"

@@ -1,12 +1,12 @@
 """Draw responses token by token: many rollouts side by side, each prompt encoded once.
 
-Paper: not in it. Usage: Policy.sample calls `decode_rows`. On a CPU it uses a `Decoder`, on a GPU a
-`GraphDecoder`, which records the same steps once and replays them.
+Paper: does not cover this. Usage: Policy.sample calls `decode_rows`. On a CPU it uses a `Decoder`,
+on a GPU a `GraphDecoder`, which records the same steps once and replays them.
 
 Deviations: the library's cache repeats a prompt for each of its rollouts; here it is kept once.
 tests/test_policy.py compares recorded steps with computed ones, and both with the plain forward
-pass. A seed gives different texts on a GPU than on a CPU: rows leave every 16 tokens, not after
-every token, so random numbers fall on different rows.
+pass. A seed gives different texts on a GPU than on a CPU: there, finished rows leave every 16
+tokens, not after every token, so random numbers fall on different rows.
 
 Shapes: B prompts (groups), G rollouts of each, P prompt tokens, at most T response tokens, V
 vocabulary, D hidden size, K cached keys, d head dimension. Finished rollouts leave: `live` groups
@@ -27,14 +27,14 @@ from model.attention import PADDING, PROMPT, group_mask, heads_of
 from model.cache import GrowingLayer
 from model.memory import PREFILL_TOKENS
 
-SHORT = 3         # seconds: a progress bar, shown on a terminal only, is for longer batches
+SHORT = 3         # seconds: longer batches get a progress bar, on a terminal only
 CHECK_EVERY = 16  # a GPU draws this many tokens between two checks for finished rollouts
 
 
 def draw(logits, temperature: float, generator):
     """Sample one token per row: logits (..., V) -> ids (...), log-probs (...).
 
-    Only temperature shapes the distribution: with top-k or top-p the loss would score another one.
+    Only temperature shapes the distribution: with top-k or top-p, the loss would score another one.
     Temperature 0 is greedy; its log-probs are those at temperature 1.
     """
     logits = logits.float()
@@ -47,14 +47,14 @@ def draw(logits, temperature: float, generator):
         total = probs.cumsum(-1, dtype=torch.float64)  # fp32 would lose the tail of V = 152k
         point = torch.rand(*total.shape[:-1], 1, dtype=total.dtype, device=total.device,
                            generator=generator) * total[..., -1:]
-        # right=True takes the first token whose cumulative sum exceeds the point, so never one of
-        # probability 0
+        # right=True takes the first token whose cumulative sum exceeds the point, so a token of
+        # probability 0 is never drawn
         ids = torch.searchsorted(total, point, right=True).clamp(max=total.shape[-1] - 1)
     return ids[..., 0], probs.gather(-1, ids)[..., 0].log()
 
 
 def decode_rows(policy, prompts, G, T, temperature, generator, turns=None) -> list:
-    """Decode one wide batch: prefill, then a token at a time until every rollout ends or has T.
+    """Decode one wide batch: prefill, then step until every rollout has ended or has T tokens.
 
     prompts: B id lists. turns: the Turns of episodes, None for single answers. Return B*G tuples
     (ids, log-probs, limit, drawn) in the order of the prompts. Raise UserError if the model gives
@@ -112,11 +112,11 @@ def cut_rows(tokens, logps, is_drawn, lengths, done, turns) -> list:
         raise UserError("the model gives no finite logits: --dtype fp32 or another base")
     columns = [x.flatten(0, 1).tolist() for x in (tokens, logps, is_drawn, lengths, done)]
     rows = []
-    for n, (ids, logp, mine, length, ended) in enumerate(zip(*columns)):
+    for n, (ids, logp, flags, length, ended) in enumerate(zip(*columns)):
         limit = "" if ended else "too many tokens"
         drawn = None  # every token was drawn
         if turns:
-            limit, drawn = turns.ended_because.get(n, limit), mine[:length]
+            limit, drawn = turns.ended_because.get(n, limit), flags[:length]
         rows.append((ids[:length], logp[:length], limit, drawn))
     return rows
 
@@ -128,7 +128,7 @@ def cut_rows(tokens, logps, is_drawn, lengths, done, turns) -> list:
 class Decoder:
     """Decode the rollouts of B prompts side by side.
 
-    Each prompt is encoded once, then all running rollouts get a token at a time: `decode_rows`
+    Each prompt is encoded once; then all running rollouts get one token per step: `decode_rows`
     draws tokens from `hidden`, passes finished rollouts to `keep`, and feeds tokens with `step`.
 
     live (live,): the groups still decoded. rollout (live, slots): which of the G is in each slot.
@@ -137,22 +137,23 @@ class Decoder:
     """
 
     def __init__(self, lm, prompts, G: int, steps: int, pad_id: int):
-        """Encode the prompts, B lists of ids. steps: the most that will follow."""
+        """Encode the prompts, B lists of ids. steps: how many may follow."""
         self.lm, self.fed, self.left = lm, 0, steps
         B, device = len(prompts), lm.get_input_embeddings().weight.device
         self.lengths = torch.tensor([len(p) for p in prompts], device=device)  # (B,)
         self.live = torch.arange(B, device=device)
         self.rollout = torch.arange(G, device=device).expand(B, G)
         last = self._prefill(prompts, pad_id)                                  # (B, D)
-        # made contiguous: multiplying an expanded tensor by lm_head would be a batched product,
-        # and copy the weights (V, D) once per prompt
+        # make it contiguous: multiplying an expanded tensor by lm_head would be a batched product,
+        # which copies the weights (V, D) once per prompt
         self.hidden = last[:, None].expand(B, G, -1).contiguous()              # (B, G, D)
 
     def _prefill(self, prompts, pad_id):
         """Encode each prompt once, and return the hidden states of their last tokens (B, D).
 
-        This sets cache and owner. Prompts are padded on the right, where causality hides padding
-        from real tokens. Chunks of columns bound the tokens of a forward pass.
+        This also sets cache and owner. Prompts are padded on the right, where causality hides the
+        padding from real tokens. They are encoded in chunks of columns, which bounds the tokens of
+        a forward pass.
         """
         longest = max(map(len, prompts))
         padded = [list(p) + (longest - len(p)) * [pad_id] for p in prompts]
@@ -163,9 +164,9 @@ class Decoder:
 
         width, chunk_ends = max(1, PREFILL_TOKENS // len(prompts)), []
         for start in range(0, longest, width):
-            # given a cache, the library's causal mask lets a chunk see the chunks before it
+            # given a cache, the library's causal mask lets each chunk see the chunks before it
             hidden = self._forward(ids[:, start:start + width])                # (B, width, D)
-            # keep one state per prompt and chunk; the chunk with its last token is chosen below
+            # keep one state per prompt and chunk; below, choose the chunk with its last token
             ends = (self.lengths - 1 - start).clamp(0, hidden.shape[1] - 1)    # (B,)
             chunk_ends.append(hidden[self.live, ends])
         last_chunk = (self.lengths - 1) // width                               # (B,)
@@ -226,8 +227,8 @@ def compact(done):
     """Drop finished rollouts: done (live, G) -> (groups to keep, rollout in each slot (live,
     slots)).
 
-    Running rollouts move to the front; slots: the most that are running in any group. Groups are
-    dropped only once a quarter of them has finished, because dropping copies the cache.
+    Running rollouts move to the front. slots: the most that are still running in one group. Groups
+    are dropped only once a quarter of them has finished, because dropping copies the cache.
     """
     running_counts = (~done).sum(1).tolist()
     order = done.long().argsort(dim=1, stable=True)  # running first
@@ -242,28 +243,29 @@ def compact(done):
 
 
 class GraphDecoder(Decoder):
-    """Decode with steps recorded as a CUDA graph and then replayed.
+    """Decode with steps that are recorded as a CUDA graph and then replayed.
 
-    To decode one token the host starts some 1,700 kernels, and a large card waits for it. A CUDA
-    graph records them, so that the host starts them as one. It replays the same kernels on the same
-    memory, so no tensor may change its shape or address. Decoding is therefore cut into stages: one
-    graph serves all steps of a stage; between stages rollouts leave and the cache gets more room.
+    To decode one token, the host starts some 1,700 kernels, and a large card waits for it. A CUDA
+    graph records them, so that the host starts them all at once. It replays the same kernels on the
+    same memory, so no tensor may change its shape or address. Decoding is therefore cut into
+    stages: one graph serves all steps of a stage. Between stages, rollouts leave and the cache gets
+    more room.
 
     stage_left: steps that the stage still has room for; 0 before the first stage.
     """
     stage_left = 0
 
     def keep(self, done, any_ended=None) -> bool:
-        """Act as Decoder.keep, but rarely: asking how many still run makes the GPU wait."""
+        """Act as Decoder.keep, but check rarely: asking how many still run makes the GPU wait."""
         if any_ended is None:
-            drawn = self.fed + 1  # the last token drawn is not fed yet
+            drawn = self.fed + 1  # the last token drawn has not been fed yet
             any_ended = drawn % CHECK_EVERY == 0
         return super().keep(done, any_ended)
 
     def _leave(self, groups, rollout):
-        """Act as Decoder._leave, but only if a new stage must begin soon or halves the slots.
+        """Act as Decoder._leave, but only if a new stage must begin soon or would halve the slots.
 
-        Each stage costs as much time as several tokens.
+        A new stage costs as much time as several tokens.
         """
         room_runs_out = self.stage_left < min(CHECK_EVERY, self.left)
         halved = 2 * len(groups) * rollout.shape[1] <= self.rollout.numel()
@@ -278,14 +280,14 @@ class GraphDecoder(Decoder):
         self.ids.copy_(ids)
         self.calls += 1
         # The first call of a stage computes, as a warm-up: no kernel may be loaded while capturing.
-        # The second captures, which computes nothing, then replays. Later calls replay.
+        # The second call captures, which computes nothing, then replays. Later calls replay.
         if self.calls == 2:
             self.replay = cuda_graph_of(self._next, ids.device)
         self.stage_left -= 1
         return self.replay() if self.replay else self._next()
 
     def _begin_stage(self):
-        """Allocate every tensor of the coming steps in its full size."""
+        """Allocate every tensor of the coming steps at its full size."""
         # K includes the keys of the coming step: step() has added their owners
         slots, K = self.rollout.shape[1], self.owner.shape[1]
         # continue until the cache is 1.5 times as long, for at least 32 steps
@@ -298,13 +300,13 @@ class GraphDecoder(Decoder):
         config = self.lm.config.get_text_config(decoder=True)
         mask_for = partial(step_mask, config, self.cache.layers[0].keys.dtype, self.rollout)
         self.mask = mask_for(pad(self.owner, (0, more), value=PADDING))
-        self.own_mask = mask_for(self.rollout)  # of the keys of one step a rollout sees its own
+        self.own_mask = mask_for(self.rollout)  # of a step's keys, a rollout sees its own
         self.ids, self.position = torch.empty_like(self.rollout), self.positions().clone()
 
     def _next(self):
-        """Compute the step to capture, changing only tensors, in place.
+        """Compute the step to capture; change only tensors, and only in place.
 
-        The graph would keep the old value of anything in Python.
+        The graph would keep the old value of any Python variable.
         """
         # make the step's own keys visible from now on
         self.mask.index_copy_(3, self.columns, self.own_mask)
@@ -315,12 +317,12 @@ class GraphDecoder(Decoder):
 
 
 def step_mask(config, dtype, rollout, owner):
-    """Make the mask of a decoding step, on a GPU once instead of in each layer.
+    """Return the mask of a decoding step, made once instead of in each layer.
 
     rollout (live, slots), owner (live, K) -> (live, 1, rows, K) in `dtype`: 0 where visible, else
     -inf. The memory-efficient kernel adds such a mask unchanged if each row begins at a multiple of
-    8 numbers. rows: slots, or sharing * slots where attention.few_queries_attention folds the
-    query heads that share keys into rows: group_attention does so where slots <= head_dim.
+    8 numbers. rows: slots, or sharing * slots if attention.few_queries_attention folds the query
+    heads that share keys into rows; group_attention calls it if slots <= head_dim.
     """
     (live, slots), K = rollout.shape, owner.shape[1]
     heads, key_heads, head_dim = heads_of(config)
@@ -333,20 +335,20 @@ def step_mask(config, dtype, rollout, owner):
 def cuda_graph_of(step, device):
     """Record step() as a CUDA graph and return a function that replays it into the same memory.
 
-    Return None on other devices, and if the model does what a graph cannot hold.
+    Return None on other devices, or if the model does something that a graph cannot hold.
     """
     if device.type != "cuda":
         return None
     graph = torch.cuda.CUDAGraph()
     try:
-        # torch.cuda.graph leaves its side stream current if capture fails; the outer context
+        # if capture fails, torch.cuda.graph leaves its side stream current; the outer context
         # restores this one
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
             out = step()
     except torch.OutOfMemoryError:
         raise  # not the model's fault: fewer rows would fit
     except RuntimeError as error:
-        warnings.warn(f"rollouts are slow, no CUDA graph holds this model: {first_line(error)}")
+        warnings.warn(f"rollouts are slow, no CUDA graph can hold this model: {first_line(error)}")
         return None
 
     def replay():
@@ -406,8 +408,8 @@ class Turns:
         return len(ended_now) > 0
 
     def _answer(self, n, turn, room):
-        """Return the world's answer to a turn, or None and a note in ended_because at the episode's
-        end. room: tokens left."""
+        """Return the world's answer to a turn. At the episode's end, note why in ended_because and
+        return None. room: tokens left."""
         self.count[n] += 1
         ids = self.respond(self.places[n], turn)
         if ids is not None and self.count[n] < self.max_turns and len(ids) < room:

@@ -1,20 +1,20 @@
-"""Load a model and its tokenizer from a folder or hub name, in bf16 or fp32, or refuse clearly.
+"""Load a model and its tokenizer from a folder or hub name, or explain why it is refused.
 
-Paper: not in it; this checks a user's model before policy.py uses it.
+Paper: does not cover this; it checks a user's model before policy.py uses it.
 
 Usage: Policy.load calls `load_model` and `check_paths`; a run keeps `weights_of` its models with
 its checkpoint.
 
-Deviations: there is no list of families. A model must *behave* as policy.py assumes: its files hold
-all of its weights, and sampler, scorer and the library's own forward pass agree.
+Deviations: there is no list of supported families. A model must *behave* as policy.py assumes: its
+files hold all of its weights, and sampler, scorer and the library's own forward pass agree.
 
-Adapters, their gradients and AdamW's moments are fp32 either way; so are logits and log-probs.
-How far bf16 shifts log-probs: the sampler decodes a token at a time and the scorer reads whole
-groups, so the same log-prob is rounded in two ways (logits near 20 are 0.125 apart in bf16). On a
-135M Llama with random adapters, whose text is far from certain, the difference was 0.04 nats on
-average and 0.3 for the worst of 288 tokens; `check_paths` and tests/test_real_model.py allow
-TOLERANCE. In a run, whose text is more certain, the mean stays below 0.013 on a GPU; on a CPU with
-AVX512-BF16 but no AMX, 0.02 is healthy.
+Models compute in bf16 or fp32. Either way, adapters, their gradients, AdamW's moments, logits and log-probs are fp32. bf16 still
+shifts log-probs: the sampler decodes one token at a time and the scorer reads whole groups, so the
+same log-prob is rounded in two ways (logits near 20 are 0.125 apart in bf16). On a 135M Llama with
+random adapters, whose text is far from certain, the difference was 0.04 nats on average and 0.3 for
+the worst of 288 tokens; `check_paths` and tests/test_real_model.py allow TOLERANCE. In a run, whose
+text is more certain, the mean stays below 0.013 on a GPU; on a CPU with AVX512-BF16 but no AMX,
+0.02 is healthy.
 """
 import hashlib
 import json
@@ -36,10 +36,10 @@ from errors import UserError, one_line
 # limits of the mean and the largest |sampler - scorer|, in nats, on text sampled at T = 1
 TOLERANCE = {torch.bfloat16: (0.08, 1.0), torch.float32: (1e-5, 1e-3)}
 REAL = 256  # a model of this hidden size or more counts as a real one
-BASE_NOTE = "base.json"  # names, beside a saved adapter, the weights that it was trained on
+BASE_NOTE = "base.json"  # beside a saved adapter: the weights that it was trained on
 PIECES, PIECE = 16, 512  # a tensor's hash reads PIECE numbers at each of PIECES places
 SHORT, STEPS = 32, 6  # `check_paths` tries a prompt and responses of this many tokens
-LONGEST = 8192  # it assumes this many tokens if their number is unknown
+LONGEST = 8192  # it assumes this many tokens if the real number is unknown
 
 
 # ---------------------------------------------------------------------------------------------
@@ -49,14 +49,14 @@ LONGEST = 8192  # it assumes this many tokens if their number is unknown
 def check_model(model: str):
     """Raise UserError unless a folder, or a name on the hub, appears to hold a model.
 
-    Otherwise transformers would try for half a minute if the hub cannot be reached.
+    Without this check, transformers would try for half a minute if the hub cannot be reached.
     """
     path = Path(model)
     if path.exists():
         for name in ("config.json", "tokenizer.json"):
             if not (path / name).is_file():
-                raise UserError(f"{model}: not a model's folder: it has no {name} (a GGUF is "
-                                "unpacked by python -m scripts.unpack_gguf FILE FOLDER)")
+                raise UserError(f"{model}: not a model folder: it has no {name} (to unpack a GGUF: "
+                                "python -m scripts.unpack_gguf FILE FOLDER)")
         return
     with one_line(f"{model}: no such folder, and as a name on the hub it"):
         # transformers explains a gated model better than the hub does
@@ -79,7 +79,7 @@ def load_model(model: str, quant=None, dtype="auto", device=None, max_tokens=Non
     config = model_config(model)
     if getattr(config, "quantization_config", None):  # a warm start could not merge into it
         raise UserError(f"{model} is quantised already: name the 16-bit model, "
-                        "--quant nf4 for four bits")
+                        "with --quant nf4 for four bits")
     dtype, packed = choose_dtype(dtype, device, config), None
     if quant == "nf4":
         packed = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
@@ -87,7 +87,7 @@ def load_model(model: str, quant=None, dtype="auto", device=None, max_tokens=Non
     with one_line(model):
         # take tokenizer.json literally: a class guessed from the model's type splits differently
         tokenizer = PreTrainedTokenizerFast.from_pretrained(model, trust_remote_code=False)
-        if tokenizer.chat_template:  # checked before the weights, which may take minutes
+        if tokenizer.chat_template:  # check before loading the weights, which may take minutes
             check_context(config, max_tokens)
         # trust_remote_code=False keeps transformers from asking whether to run a folder's code
         lm, info = AutoModelForCausalLM.from_pretrained(
@@ -100,7 +100,7 @@ def load_model(model: str, quant=None, dtype="auto", device=None, max_tokens=Non
 def check_weights(model, lm, info, tokenizer):
     """Raise UserError unless the files hold exactly the model's weights, for every token.
 
-    info: transformers' report on the loading. It silently fills missing weights with random
+    info: what transformers reports after loading. It silently fills missing weights with random
     numbers.
     """
     for fault in ("missing", "unexpected", "mismatched"):
@@ -115,19 +115,19 @@ def check_weights(model, lm, info, tokenizer):
 
 
 def context_of(config):
-    """Return the most tokens that a model reads; None if its configuration sets no limit."""
+    """Return how many tokens a model can read; None if its configuration sets no limit."""
     return getattr(config.get_text_config(decoder=True), "max_position_embeddings", None)
 
 
 def check_context(config, max_tokens):
     """Raise UserError if prompt and response may be longer than the model reads.
 
-    Positions beyond that were never trained: the model would silently answer noise.
+    Positions beyond its limit were never trained: the model would silently answer with noise.
     """
     limit = context_of(config)
     if limit and max_tokens and max_tokens > limit:
-        raise UserError(f"the model reads {limit} tokens at most, prompt and response may have "
-                        f"{max_tokens}: lower --max-prompt-tokens, --max-response-tokens or "
+        raise UserError(f"the model reads {limit} tokens at most, but prompt and response may "
+                        f"have {max_tokens}: lower --max-prompt-tokens, --max-response-tokens or "
                         "--max-task-tokens")
 
 
@@ -140,10 +140,11 @@ def model_config(model: str):
 
 
 def choose_dtype(dtype, device, config):
-    """Return the compute type: "bf16", "fp32", or for "auto" bf16 if the hardware multiplies it.
+    """Return the compute type for "bf16", "fp32" or "auto": bf16 if the hardware multiplies it.
 
     "auto" is bf16 on a GPU of compute capability 8.0 or more, and for a real model on a CPU with
-    AMX or AVX512-BF16; else fp32, so that the embedded worlds give the same results on every CPU.
+    AMX or AVX512-BF16. Elsewhere it is fp32, so that the embedded worlds give the same results on
+    every CPU.
     """
     if dtype != "auto":
         fast = dtype == "bf16"
@@ -156,7 +157,7 @@ def choose_dtype(dtype, device, config):
 
 
 def weights_of(model: str) -> str:
-    """Return a hash of the weights in a folder or a downloaded model of the hub; "" without any.
+    """Return a hash of the weights in a folder or a downloaded hub model; "" if there are none.
 
     The folder may hold an adapter. The same weights have the same hash in any folder, format or
     number type.
@@ -173,8 +174,8 @@ def weights_of(model: str) -> str:
 
 
 def tensors_in(folder: Path):
-    """Yield (name, tensor) of a model's or an adapter's safetensors. The disk is read only where
-    numbers are used."""
+    """Yield (name, tensor) of a model's or an adapter's safetensors. Only the numbers that are used
+    are read from disk."""
     for path in folder.glob("*model*.safetensors"):
         with safe_open(path, "pt") as file:
             for name in file.keys():
@@ -184,7 +185,7 @@ def tensors_in(folder: Path):
 def tensors_digest(tensors) -> str:
     """Return a hash of (name, tensor) pairs in any order.
 
-    It covers names, shapes and PIECE numbers at each of PIECES places: all of a small tensor.
+    It covers names, shapes, and PIECE numbers at each of PIECES places (all of a small tensor).
     """
     lines = []
     for name, tensor in tensors:
@@ -202,7 +203,7 @@ def tensors_digest(tensors) -> str:
 def add_adapters(model, names, rank: int, seed: int, folder=None):
     """Return the model with a LoRA adapter for each name; `folder`, if given, holds the first.
 
-    Raise UserError unless all of it fits the model.
+    Raise UserError unless all of the saved adapter fits the model.
     """
     if not names:
         return model
@@ -223,7 +224,7 @@ def add_adapters(model, names, rank: int, seed: int, folder=None):
 
 
 def read_adapter(model, folder, name):
-    """Replace the weights of the adapter `name` by saved ones. Raise UserError unless all of them
+    """Replace the weights of the adapter `name` with saved ones. Raise UserError unless all of them
     fit the model."""
     with one_line(folder):
         keys = model.load_adapter(str(folder), name)
@@ -232,7 +233,7 @@ def read_adapter(model, folder, name):
 
 
 def note_base(folder, names, model: str):
-    """Write a note beside each saved adapter on the weights that it was trained on."""
+    """Note beside each saved adapter which weights it was trained on."""
     base = {"model": model, "digest": weights_of(model)}
     for name in names:
         Path(folder, name, BASE_NOTE).write_text(json.dumps(base))
@@ -241,8 +242,8 @@ def note_base(folder, names, model: str):
 def check_base(folder, model: str):
     """Raise UserError if the adapter in `folder` was trained on weights other than `model`'s.
 
-    It would load silently and make the model's answers worse. Print a line if the weights cannot be
-    compared.
+    Such an adapter would load silently and make the model's answers worse. Print a line if the
+    weights cannot be compared.
     """
     note, config = Path(folder) / BASE_NOTE, Path(folder) / "adapter_config.json"
     if note.is_file():
@@ -258,7 +259,7 @@ def check_base(folder, model: str):
                   f"with those of {model}")
     elif trained_on != present:
         raise UserError(f"the adapter {folder} was trained on other weights ({name}) than "
-                        f"those of {model}: give those as the model")
+                        f"those of {model}: name its base as the model")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -269,10 +270,11 @@ def check_base(folder, model: str):
 def check_paths(policy, max_tokens):
     """Raise UserError unless sampler, scorer and the library's own forward pass agree.
 
-    Anything but full causal attention and a linear head would be scored wrongly, and silently. The
-    check samples two responses each to a short prompt of random tokens and to one longer than any
-    window or number of positions in the configuration that a run of max_tokens can reach. The short
-    ones are also learned from, with and without gradient checkpointing.
+    Anything but full causal attention and a linear head would silently be scored wrong. The check
+    uses two prompts of random tokens: a short one, and one longer than any window or number of
+    positions in the configuration that a run of max_tokens can reach. It samples two responses to
+    each. check_gradient computes the gradient of the short ones, with and without gradient
+    checkpointing.
     """
     lm = policy.lm
     length = telling_length(lm.config, max_tokens)
@@ -301,8 +303,8 @@ def check_paths(policy, max_tokens):
 
 
 def telling_length(config, max_tokens):
-    """Return a length beyond every number in the configuration, within max_tokens, at which
-    attention or positions may change."""
+    """Return a length beyond every number in the configuration at which attention or positions may
+    change, as far as a run of max_tokens can reach that number."""
     reach = max_tokens or min(LONGEST, context_of(config) or LONGEST)
     numbers = re.findall(r'(?:window|chunk|position)[^"]*": (\d+)', config.to_json_string(False))
     limits = [limit for limit in map(int, numbers) if limit < reach]
@@ -311,8 +313,8 @@ def telling_length(config, max_tokens):
 
 @torch.enable_grad()
 def check_gradient(policy, adapter, rollouts):
-    """Raise UserError unless the gradient is the same under gradient checkpointing, which is usual
-    on a GPU."""
+    """Raise UserError unless gradient checkpointing, which is usual on a GPU, leaves the gradient
+    the same."""
     both = []
     for grad_checkpoint in (False, True):
         with policy.use(adapter):

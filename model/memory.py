@@ -1,22 +1,22 @@
 """Estimate how much GPU memory a run will need, before it starts.
 
-Paper: not in it; this helps to fit its two 7B policies on one card.
+Paper: does not cover this; it helps to fit the paper's two 7B policies on one card.
 
-Usage: a run calls `check` before it loads the models, and trains inside of `enough_memory`.
-Policy.sample decodes `prompts_at_once` prompts at once. That depends on free memory, so a seed
-gives different texts on a different card. policy.py and model/decoding.py obey the first three
-limits.
+Usage: a run calls `check` before it loads the models, and trains inside `enough_memory`.
+Policy.sample decodes `prompts_at_once` prompts at once. That number depends on free memory, so a
+seed gives different texts on a different card. policy.py and model/decoding.py obey the first three
+limits below.
 
-Deviations: this is an upper bound of few terms, not a simulation. Parameters, PEFT's adapter
+Deviations: this is an upper bound with few terms, not a simulation. Parameters, PEFT's adapter
 included, are counted on torch's meta device, so any decoder of transformers works. The rest follows
 from shapes, for the longest prompts and responses that the options allow, none of which ends early.
 At 7B the estimate is within 1 % for rollouts and 5 to 20 % too high for updates. MARGIN covers
 fragmentation, kernels' workspaces and the pool of a recorded step (0.3 GB at 7B). A mixture of
-experts counts with its weights and adapters, but with a dense model's activations and without
-PEFT's copies of experts; that was never measured.
+experts is counted with its own weights and adapters, but with a dense model's activations and
+without PEFT's copies of experts; that was never measured.
 
 All sizes are in bytes; a GB is 1e9 bytes. B prompts, G rollouts, P prompt, R response, D hidden, I
-inside the MLP, V vocabulary, K cached keys, d head dimension; e bytes per number.
+MLP width, V vocabulary, K cached keys, d head dimension; e bytes per number.
 """
 from collections import Counter
 from contextlib import contextmanager
@@ -29,7 +29,7 @@ from errors import UserError
 from model.loading import add_adapters, choose_dtype, one_line
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
-KEPT_LOGITS = 2 ** 25  # logits kept for the backward pass, others are computed again: 0.13 GB
+KEPT_LOGITS = 2 ** 25  # logits kept for the backward pass (0.13 GB); others are computed again
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded in one forward pass
 
 MARGIN = 1.08  # factor for what the allocator holds beyond what is in use
@@ -40,9 +40,9 @@ NF4 = 0.517    # bytes per weight: 4 bits, one byte per 64 and one fp32 number p
 def count_parameters(config, rank: int) -> Counter:
     """Count the parameters of a model and of an adapter of this rank, without allocating them.
 
-    "linear": linear layers, which NF4 packs, and the few of routers and positions. "other", which
-    NF4 leaves unchanged: embeddings, head, norms, and fused experts, with three dimensions. "lora":
-    one adapter.
+    "linear": linear layers, which NF4 packs, and the few parameters of routers and positions.
+    "other": embeddings, head, norms and fused experts (three dimensions), which NF4 leaves
+    unchanged. "lora": one adapter.
     """
     with one_line(config.name_or_path), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
@@ -65,9 +65,9 @@ def rollout_bytes(config, e, B, G, P, R) -> int:
     key = config.num_hidden_layers * 2 * key_heads * head_dim * e  # a token's keys and values
 
     # the prefill encodes this many prompt tokens at once
-    wide = min(B * P, max(PREFILL_TOKENS, B))
-    mlp = wide * 3 * inner(config) * e                       # (wide, I): gate, up, product
-    hidden = wide * 5 * config.hidden_size * e               # (wide, D)
+    chunk = min(B * P, max(PREFILL_TOKENS, B))
+    mlp = chunk * 3 * inner(config) * e                      # (chunk, I): gate, up, product
+    hidden = chunk * 5 * config.hidden_size * e              # (chunk, D)
     attended = 2 * heads * head_dim * e                      # (B, heads, P, d): keys, values
     prefill = B * P * (key + attended) + mlp + hidden
 
@@ -82,7 +82,7 @@ def rollout_bytes(config, e, B, G, P, R) -> int:
 def prompts_at_once(lm, lengths, G, R, available) -> int:
     """Return how many prompts, the shortest first, can be decoded at once; at least one.
 
-    lengths: their tokens, in that order. available: bytes.
+    lengths: their token counts, in that order. available: bytes.
     """
     config, e, B = lm.config.get_text_config(decoder=True), lm.dtype.itemsize, len(lengths)
     while B > 1 and MARGIN * rollout_bytes(config, e, B, G, lengths[B - 1], R) > available:
@@ -92,14 +92,15 @@ def prompts_at_once(lm, lengths, G, R, available) -> int:
 
 def free_bytes() -> int:
     """Return the free memory of the GPU."""
-    torch.cuda.empty_cache()  # torch holds pieces of memory that it does not use
+    torch.cuda.empty_cache()  # return the memory that torch holds but does not use
     return torch.cuda.mem_get_info()[0]
 
 
 def update_bytes(config, e, budget, G, P, R) -> int:
     """Estimate the bytes of a micro-batch of Policy.logprobs and its backward pass.
 
-    The inputs of all layers are kept, and what one layer saves. All but the loss is per token.
+    The inputs of all layers are kept, and what one layer saves. Everything but the loss is counted
+    per token.
     """
     heads, key_heads, head_dim = heads_of(config)
     D, V, I = config.hidden_size, config.vocab_size, inner(config)
@@ -110,23 +111,23 @@ def update_bytes(config, e, budget, G, P, R) -> int:
     norms = 2 * D * (e + FP32)                               # (tokens, D): before and after a norm
     projected = 4 * (heads + key_heads) * head_dim * e       # (tokens, heads, d)
     mlp = 4 * I * e                                          # (tokens, I)
-    # each response reads the prompt's keys and values once per query head: at most G times the
-    # tokens
+    # each response reads the prompt's keys and values once per query head, at most G times the
+    # tokens in all
     copies = G * 2 * heads * head_dim * e                    # (N, heads, P + R, d)
-    slopes = (2 * I + 3 * D) * e                             # gradients of (tokens, I), (tokens, D)
-    layer = norms + projected + mlp + copies + max(slopes, copies)
+    gradients = (2 * I + 3 * D) * e                          # of (tokens, I), (tokens, D)
+    layer = norms + projected + mlp + copies + max(gradients, copies)
 
-    # the head needs logits in fp32, and what the loss derives from them
+    # the head needs fp32 logits, and what the loss derives from them
     logits = min(tokens * V, max(LOGIT_CHUNK * V, KEPT_LOGITS)) * 4 * FP32
-    picked = D * (2 * e + FP32)                              # (M, D)
-    return tokens * kept + max(tokens * layer, logits + tokens * picked)
+    states = D * (2 * e + FP32)                              # (M, D)
+    return tokens * kept + max(tokens * layer, logits + tokens * states)
 
 
 def estimate(config, o) -> tuple:
     """Return the bytes that a run with options `o` needs for base weights, for adapters with their
-    optimisers, and on top of them for updates at their peak.
+    optimisers, and, in addition, for updates at their peak.
 
-    Rollouts take what is left; those of one prompt need less than an update.
+    Rollouts take what is left; the rollouts of one prompt need less than an update.
     """
     e = choose_dtype(o.dtype, "cuda", config).itemsize
     n = count_parameters(config, o.rank)
@@ -137,9 +138,9 @@ def estimate(config, o) -> tuple:
 
     P = o.max_prompt_tokens
     agent = update_bytes(config, e, o.token_budget, o.G, P, o.max_response_tokens)
-    # a simulator's text appears as a record and for its KL, with the others of its seed task
+    # a simulator's text appears twice, as a record and for its KL, with the others of its seed task
     simulator = update_bytes(config, e, o.token_budget, 2 * o.variations, P, o.max_task_tokens)
-    # add copies of both adapters as they were, and of one with its moments to undo a step
+    # add copies of both adapters as they were, and a copy of one with its moments to undo a step
     updates = max(agent, simulator) + 5 * adapter
     # each of two adapters has weights, gradients and AdamW's two moments
     return base, 2 * 4 * adapter, updates
@@ -148,8 +149,8 @@ def estimate(config, o) -> tuple:
 def check(configs, o, available=None):
     """Print the GPU memory needed. Raise UserError if it does not fit, naming what to lower.
 
-    configs: of --model, and of --env-model if it differs; the larger of both models' updates then
-    counts. available: bytes free; None asks the GPU, if there is one.
+    configs: that of --model, and that of --env-model if it differs; the larger update then counts.
+    available: free bytes; None asks the GPU, if there is one.
     """
     if available is None:
         if not torch.cuda.is_available():
@@ -178,5 +179,5 @@ def enough_memory():
 
 
 def inner(config) -> int:
-    """Return the MLP's width; older families omit it where it is four times the hidden size."""
+    """Return the MLP's width; older families omit it if it is four times the hidden size."""
     return getattr(config, "intermediate_size", None) or 4 * config.hidden_size

@@ -1,6 +1,6 @@
 """Lay the responses to one prompt out in one row, and cut a step into micro-batches.
 
-Paper: not in it; this makes a group cost P + G*R tokens instead of G*(P + R).
+Paper: does not cover this; a group costs P + G*R tokens instead of G*(P + R).
 
 Usage: `pack` lays out the rows of a forward pass, `split_groups` cuts a step into micro-batches,
 `by_prompt` groups single texts that share a long prompt.
@@ -15,7 +15,7 @@ from itertools import groupby
 
 import torch
 
-LONG = 128  # by_prompt shares a prompt of at least this many tokens
+LONG = 128  # by_prompt shares prompts of at least this many tokens
 
 
 def by_group(rollouts) -> list:
@@ -25,7 +25,7 @@ def by_group(rollouts) -> list:
 
 @dataclass
 class Pack:
-    """Hold the rows of a forward pass, and where they predict the M tokens the policy drew."""
+    """Hold the rows of a forward pass, and the places that predict the M tokens that were drawn."""
     ids: torch.Tensor        # (B, L)
     positions: torch.Tensor  # (B, L)
     source: torch.Tensor     # (M,) into B*L: the hidden state that predicts the token
@@ -60,7 +60,7 @@ def pack(groups, device=None) -> Pack:
             line += r.response[:-1]
             places += range(P, P + R - 1)  # every response starts at P again
             longest = max(longest, R)
-        padding = [0] * (L - len(line))  # any token pads: nothing attends to it
+        padding = [0] * (L - len(line))  # any token will do: nothing attends to it
         ids += line + padding
         positions += places + padding
 
@@ -79,8 +79,8 @@ def packed_length(group) -> int:
 def by_prompt(texts) -> tuple:
     """Group texts by their prompt: Rollouts -> (texts, order), where texts[k] was at order[k].
 
-    Texts that share a prompt of at least LONG tokens form a group, so that it is encoded once. Each
-    other text is a separate group. Groups keep the order of their first texts.
+    Texts that share a prompt of at least LONG tokens form a group, so the prompt is encoded once.
+    Every other text is a separate group. Groups keep the order of their first texts.
     """
     first, group = {}, []  # {long prompt: index of its first text}; the group of each text
     for i, r in enumerate(texts):

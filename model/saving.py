@@ -1,12 +1,12 @@
-"""Write a base model, with an adapter merged into it, as a folder that other programs can load.
+"""Merge an adapter into a base model, and write a folder that other programs can load.
 
-Paper: not in it.
+Paper: does not cover this.
 
 Usage: `save_merged("Qwen/Qwen2.5-7B-Instruct", "runs/000-genenv/adapters/agent", "merged")`; a
-warm start ends with it.
+warm start ends with this call.
 
 Deviations: transformers 5 saves config.json and tokenizer_config.json in a form that transformers 4
-misreads: it always assumes a rope_theta of 10,000, and refuses the tokenizer. Servers and
+misreads: it then assumes a rope_theta of 10,000, and refuses the tokenizer. Servers and
 converters still use version 4, so everything but the weights is copied from the base.
 """
 import shutil
@@ -26,12 +26,12 @@ DESCRIPTIONS = ("config.json", "generation_config.json", "tokenizer.json", "toke
 
 
 def save_merged(base: str, adapter, out, dtype=torch.bfloat16):
-    """Merge an adapter into a base, a folder or hub name, and write it to the folder `out`.
+    """Merge an adapter into a base (a folder or hub name) and write the model to the folder `out`.
 
-    Raise UserError if they do not fit, or cannot be written.
+    Raise UserError if the two do not fit together, or if `out` cannot be written.
     """
     check_base(adapter, base)
-    # sum in fp32 and round once, with the weights as they were before any quantisation
+    # sum in fp32 and round once, from the weights as they were before any quantisation
     lm, _ = load_model(base, None, "fp32", "cpu")
     merged = PeftModel.from_pretrained(lm, str(adapter)).merge_and_unload()
     # safetensors raises its own error on a full disk
