@@ -8,13 +8,13 @@ its checkpoint.
 Deviations: there is no list of supported families. A model must *behave* as policy.py assumes: its
 files hold all of its weights, and sampler, scorer and the library's own forward pass agree.
 
-Models compute in bf16 or fp32. Either way, adapters, their gradients, AdamW's moments, logits and log-probs are fp32. bf16 still
-shifts log-probs: the sampler decodes one token at a time and the scorer reads whole groups, so the
-same log-prob is rounded in two ways (logits near 20 are 0.125 apart in bf16). On a 135M Llama with
-random adapters, whose text is far from certain, the difference was 0.04 nats on average and 0.3 for
-the worst of 288 tokens; `check_paths` and tests/test_real_model.py allow TOLERANCE. In a run, whose
-text is more certain, the mean stays below 0.013 on a GPU; on a CPU with AVX512-BF16 but no AMX,
-0.02 is healthy.
+Models compute in bf16 or fp32. Either way, adapters, their gradients, AdamW's moments, logits and
+log-probs are fp32. bf16 still shifts log-probs: the sampler decodes one token at a time and the
+scorer reads whole groups, so the same log-prob is rounded in two ways (logits near 20 are 0.125
+apart in bf16). On a 135M Llama with random adapters, whose text is far from certain, the difference
+was 0.04 nats on average and 0.3 for the worst of 288 tokens; `check_paths` and
+tests/test_real_model.py allow TOLERANCE. In a run, whose text is more certain, the mean stays below
+0.013 on a GPU; on a CPU with AVX512-BF16 but no AMX, 0.02 is healthy.
 """
 import hashlib
 import json

@@ -1,36 +1,37 @@
 """Ask the agent of a run: print its answer to a task of yours, and what that answer is worth.
 
-Paper: nothing; this is for looking at what was learned.
+Paper: does not cover this; it shows what an agent has learned.
 
 Usage:
     python genenv.py ask RUN "3 s1 dbl s2 inc"        # a task as the world's simulator writes it
-    python genenv.py ask RUN "3 s1 dbl" --untrained   # the same with the adapter off: compare
-    python genenv.py ask RUN                          # its held-out tasks: which it gets right
+    python genenv.py ask RUN "3 s1 dbl" --untrained   # the same with the adapter off
+    python genenv.py ask RUN                          # its held-out tasks, and which are right
     python genenv.py ask RUN "3 s1 dbl" "2 inc" --json
 
-    from scripts.ask import Agent                     # in a program of your own
+    from scripts.ask import Agent                     # in your own program
     answer = Agent("RUN")("3 s1 dbl s2 inc")
 
-RUN is the folder of a finished run; one of `--epochs 0` shows what the model could do before
+RUN is the folder of a finished run; a run of `--epochs 0` shows what the model could do before
 training. The agent answers greedily. An episode is played to its end and printed turn by turn. An
-answer has these fields; --json prints all of them, one object a line, else empty ones are left out:
+answer has these fields. --json prints all of them, one object a line; without it, empty fields are
+left out:
 
     "request", "response"   what was asked and answered
     "right", "expected"     true or false, and a right answer; null if unknown
     "reward", "valid"       Eq. 1, and whether the answer was well-formed
     "limit"                 what cut the answer off, such as "too many tokens"; "" if nothing did
 
-Tool calls. A request is enough; the right calls need not be given. Nothing is ever executed:
-check a call before you carry it out. Calls that do not fit their function are reported.
---json then has three more fields:
+For tool calls, a request is enough; the right calls need not be given. Nothing is ever executed:
+check a call before you carry it out. Calls that do not fit their function are reported. --json then
+prints three more fields:
 
-    "calls"    null if unreadable
+    "calls"    the calls; null if unreadable
     "fault"    what is wrong with the calls
     "offered"  names of the functions in the prompt (worlds/tools/offers.py)
 
-Functions are those of the run and, for a held-out request, its own.
+Functions come from the run and, for a held-out request, also from the request.
 
-Deviations: training samples answers, this takes the likeliest token each time.
+Deviations: training samples answers; this takes the likeliest token each time.
 """
 import json
 import sys
@@ -50,7 +51,7 @@ from worlds import InvalidTask, load_world, special_token_in
 
 def main(argv) -> int:
     """Print the agent's answer to each request, then how many of the checkable ones are right.
-    Raises UserError, returns 0."""
+    Return 0, or raise UserError."""
     args = parser().parse_intermixed_args(argv)  # options may come between RUN and the request
     agent = Agent(args.run, args.untrained)
     tasks = [agent.task_of(text) for text in args.request]
@@ -69,9 +70,9 @@ def main(argv) -> int:
                 if value not in ("", None):
                     print(printable(f"{name}: {value}"), flush=True)
 
-    known = len(verdicts) - verdicts.count(None)
-    if known:
-        print(f"{verdicts.count(True)} of {known} right", file=sys.stderr)
+    checkable = len(verdicts) - verdicts.count(None)
+    if checkable:
+        print(f"{verdicts.count(True)} of {checkable} right", file=sys.stderr)
     return 0
 
 
@@ -81,7 +82,7 @@ def parser():
     p.add_argument("run", help="folder of a run, such as runs/001-genenv")
     p.add_argument("request", nargs="*", help="tasks or requests; none: the held-out ones")
     p.add_argument("--untrained", action="store_true", help="answer with the adapter off")
-    p.add_argument("--json", action="store_true", help="one JSON object an answer")
+    p.add_argument("--json", action="store_true", help="print each answer as a JSON object")
     return p
 
 
@@ -90,7 +91,7 @@ def parser():
 
 
 class Agent:
-    """The agent of a run; its model is loaded at the first request.
+    """Answer as the agent of a run; its model is loaded at the first request.
 
     Agent("runs/mine")("Dim the study") returns what --json prints.
 
@@ -98,10 +99,10 @@ class Agent:
     """
 
     def __init__(self, run, untrained=False):
-        """Read the run's options and world. Raises UserError if it has no trained agent."""
+        """Read the run's options and world. Raise UserError if it has no trained agent."""
         o, self.adapter = saved_options(run), Path(run, "adapters", "agent")
         if not self.adapter.is_dir():
-            raise UserError(f"{run} has no adapters/agent: the run has not ended, --resume "
+            raise UserError(f"{run} has no adapters/agent: the run has not ended; --resume "
                             "continues it")
         self.untrained = untrained
         with redirect_stdout(sys.stderr):  # only answers are on standard output
@@ -118,20 +119,20 @@ class Agent:
         return policy
 
     def __call__(self, request: str) -> dict:
-        """Return the agent's greedy answer. Raises UserError if it cannot read the request."""
+        """Return the agent's greedy answer. Raise UserError if the request cannot be read."""
         return self.answer(self.task_of(request))
 
     def task_of(self, text: str) -> Task:
-        """Return a text as a task of the run's world. Raises UserError if it isn't one."""
+        """Return a text as a task of the run's world. Raise UserError if it isn't one."""
         try:
             return self.world.asked_task(text)
         except InvalidTask as reason:
             example = self.world.base_tasks()[0].text
-            raise UserError(f"{text[:80]!r} is no task of the world {self.world.o.world}: {reason};"
-                            f" one is {example!r}") from None
+            raise UserError(f"{text[:80]!r} is not a task of the world {self.world.o.world}: "
+                            f"{reason}; an example is {example!r}") from None
 
     def answer(self, task: Task) -> dict:
-        """Return the answer to a task, as --json prints it. Raises UserError."""
+        """Return the answer to a task, as --json prints it, or raise UserError."""
         rollout, text = self._attempt(self.world.offered(task))
         answer = {"request": task.text, "response": transcript(rollout, text), "right": None,
                   "expected": None, "reward": None, "valid": None, "limit": rollout.limit}
@@ -142,14 +143,14 @@ class Agent:
         return answer | self.world.remarks(task, text)
 
     def _attempt(self, task: Task):
-        """Return one greedy attempt at a task, (Rollout, text). Raises UserError."""
+        """Return one greedy attempt at a task, (Rollout, text), or raise UserError."""
         token = special_token_in(task.text, self.policy.tokenizer)
         if token:
             raise UserError(f"{task.text[:40]!r} spells {token!r}, a control token of the model")
         length, o = len(self.policy.encode(self.world.agent_prompt(task))), self.world.o
         if length > o.max_prompt_tokens:  # beyond its training lengths no model answers well
-            raise UserError(f"{task.text[:40]!r} makes a prompt of {length} tokens: the run was "
-                            f"made with --max-prompt-tokens {o.max_prompt_tokens}: shorten it")
+            raise UserError(f"{task.text[:40]!r} makes a prompt of {length} tokens, but the run "
+                            f"had --max-prompt-tokens {o.max_prompt_tokens}: shorten it")
         # one at a time: in bf16 the batch can change which token wins a near tie
         adapter = None if self.untrained else "agent"
         try:

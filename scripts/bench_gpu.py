@@ -1,20 +1,20 @@
 """Measure speed and memory on one GPU: an epoch's phases, cost per token, responses of any length.
 
-Paper: not in it; its two 7B policies had many cards.
+Paper: does not cover this; its two 7B policies had many cards.
 
 Usage:
     python -m scripts.bench_gpu 7b-80gb    # seven minutes at most
     python -m scripts.bench_gpu 7b-24gb
-    python -m scripts.bench_gpu            # both; without a GPU with toys, which tests the script
+    python -m scripts.bench_gpu            # both; without a GPU on toy models, to test the script
 
 Nothing is downloaded: the weights are random, at the scale of trained ones, and speed does not
-depend on them. After each phase all figures so far are printed as a JSON line; a phase that fails
-reports its error instead. After seven minutes no phase begins. A token costs "seconds" over
-"response", prompts included.
+depend on them. After each phase, all figures so far are printed as a JSON line; a phase that fails
+reports its error instead. After seven minutes no new phase begins. A token costs "seconds" divided
+by "response", prompts included.
 
 Deviations: an epoch has one step of a preset's sizes, so RWR takes fewer optimiser steps than in a
 run ("env_steps"). Every response has full length, except in "spread_lengths", where each token may
-end its response by chance. RWR imitates every text of the simulator.
+by chance end its response. RWR imitates every text of the simulator.
 """
 import gc
 import json
@@ -61,7 +61,7 @@ def random_model(sizes, quant):
         for name, module in list(layers.named_modules()):
             if isinstance(module, torch.nn.Linear):
                 layers.set_submodule(name, nf4_linear(module))
-        lm.is_loaded_in_4bit = True  # as the library's loader marks it; PEFT asks
+        lm.is_loaded_in_4bit = True  # the library's loader sets this, and PEFT asks for it
     return lm
 
 
@@ -83,7 +83,7 @@ def nf4_linear(linear):
 class Bench:
     """Measure phases of a run on a random model, and collect the figures in a row.
 
-    P: tokens of a prompt. T: tokens of a response, outside of an epoch's phases.
+    P: tokens of a prompt. T: tokens of a response, except in an epoch's phases.
     """
 
     def __init__(self, o, sizes, P, T):
@@ -107,7 +107,7 @@ class Bench:
                 raise TimeoutError("no time was left")
             if torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
-            figures = phase(*args) or {}  # on the host: a GPU has then done its work
+            figures = phase(*args) or {}  # on the host, so a GPU has done its work
             self.row["peak bytes"][name] = torch.cuda.max_memory_allocated()
         except Exception as error:
             figures = {"error": first_line(error)}
@@ -125,13 +125,13 @@ class Bench:
     # ---- phases
 
     def greedy_without_graphs(self):
-        """Draw 64 rollouts by plain steps."""
+        """Draw 64 rollouts with plain steps."""
         self.policy.decoder = Decoder
         self.greedy = self.sample("agent", 8, self.T, temperature=0)
         self.policy.decoder = GraphDecoder
 
     def greedy_with_graphs(self):
-        """Draw the same rollouts by graphs; count equal tokens."""
+        """Draw the same rollouts with graphs, and count equal tokens."""
         pairs = zip(self.greedy, self.sample("agent", 8, self.T, temperature=0))
         equal = [a == b for one, other in pairs for a, b in zip(one.response, other.response)]
         return {"equal": sum(equal), "of": len(equal)}
@@ -166,7 +166,7 @@ class Bench:
         self.sample("agent", rows // G, self.T)
 
     def spread_lengths(self, max_rows):
-        """Draw rollouts of 72 prompts, T / 4 tokens on average; count drawn tokens and slots."""
+        """Draw rollouts of 72 prompts, T / 4 tokens on average, and count tokens and slots."""
         self.policy.eos_ids, self.policy.slot_steps = list(range(4 * self.V // self.T)), 0
         rollouts = self.sample("agent", 72, self.T, max_rows=max_rows)
         self.policy.eos_ids = [self.V]
@@ -174,10 +174,10 @@ class Bench:
 
 
 def measure_all(*sizes) -> bool:
-    """Print the figures of a preset, the most important first. Returns whether all were
+    """Print the figures of a preset, the most important first, and return whether all were
     measured."""
     bench = Bench(*sizes)
-    bench.measure(bench.rollouts_at_once, G)  # starts kernels and libraries
+    bench.measure(bench.rollouts_at_once, G)  # loads kernels and libraries
     for phase in (bench.greedy_without_graphs, bench.greedy_with_graphs, bench.simulator_rollouts,
                   bench.agent_rollouts, bench.agent_update, bench.simulator_update):
         bench.measure(phase)
@@ -188,7 +188,7 @@ def measure_all(*sizes) -> bool:
 
 
 def main(argv) -> int:
-    """Measure the presets, by default both. Returns 1 if a figure is missing."""
+    """Measure the presets, by default both. Return 1 if a figure is missing, else 0."""
     p = Parser(prog="python -m scripts.bench_gpu", description=__doc__)
     p.add_argument("presets", nargs="*", default=["7b-80gb", "7b-24gb"])
     args = p.parse_args(argv)
@@ -199,7 +199,7 @@ def main(argv) -> int:
             sizes, P, T = TOY, 64, 16
             o = replace(o, seed_tasks=2, env_batch=8, max_response_tokens=T, max_task_tokens=T)
         complete &= measure_all(o, sizes, P, T)
-        gc.collect()  # its layers hold each other
+        gc.collect()  # the model's layers refer to each other
     return int(not complete)
 
 

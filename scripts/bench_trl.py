@@ -5,10 +5,10 @@ Usage:
     OMP_NUM_THREADS=1 python -m scripts.bench_trl --prompt 256
     OMP_NUM_THREADS=1 python -m scripts.bench_trl --prompt 1024
 
-A step is rollouts, reference log-probs, loss, backward pass and optimiser, of 4 prompts with G = 8
+A step is rollouts, reference log-probs, loss, backward pass and optimiser, for 4 prompts with G = 8
 on a random Qwen2 in fp32. Both start from the same weights, prompts, LoRA and optimiser; the
 end-of-sequence id is outside the vocabulary, so every response has full length. Time is CPU time of
-this process. TRL runs at the fastest setting that we found: its KL gradient is plain k3, and its
+this process. TRL runs with the fastest settings that we found: its KL gradient is plain k3, and its
 head projects responses only, as it does on a GPU.
 """
 import copy
@@ -35,7 +35,10 @@ SIZES = dict(hidden_size=256, num_hidden_layers=4, vocab_size=VOCAB, num_attenti
 
 
 def main(argv) -> int:
-    """Compare one step with TRL's: values first, then time. The last line printed is the ratio."""
+    """Compare one step with TRL's: gradients first, then time. Return 0.
+
+    The last line printed ends with the ratio.
+    """
     p = Parser(prog="python -m scripts.bench_trl", description=__doc__)
     p.add_argument("--prompt", type=at_least(2), default=256, help="tokens of a prompt")
     args = p.parse_args(argv)
@@ -46,22 +49,22 @@ def main(argv) -> int:
     torch.manual_seed(0)
     base = Qwen2ForCausalLM(Qwen2Config(**SIZES, tie_word_embeddings=False, eos_token_id=None,
                                         bos_token_id=None, pad_token_id=None))
-    # a word for each id, as TRL takes prompts as text; <eos> is one past the vocabulary
+    # a word for each id, because TRL takes prompts as text; <eos> is one past the vocabulary
     tokenizer = word_tokenizer(["<pad>", *(f"w{i}" for i in range(1, VOCAB)), "<eos>"])
     for measure in (check, compare_time):
-        # on copies, which both will train
+        # each trains its own copy
         policy = Policy(copy.deepcopy(base), tokenizer, ("agent",), RANK)
         measure(args.prompt, copy.deepcopy(base), policy)
     return 0
 
 
 def use_triton(device) -> bool:
-    """Return True always, instead of TRL's own test."""
+    """Return True always; this replaces TRL's own test."""
     return True
 
 
 def random_prompts(count, length):
-    """Return lists of ids."""
+    """Return `count` lists of `length` random ids."""
     generator = torch.Generator().manual_seed(0)
     return torch.randint(VOCAB, (count, length), generator=generator).tolist()
 
@@ -72,14 +75,14 @@ def reward_of(ids) -> float:
 
 
 def update(policy, optimizer, rollouts):
-    """Make our step on rollouts."""
+    """Make our step on sampled rollouts."""
     rewards = torch.tensor([reward_of(r.response) for r in rollouts]).view(-1, G)
     grpo_update(policy, "agent", optimizer, rollouts, rewards, Options(agent_kl=KL_COEF))
 
 
 def trainer_of(base, tokenizer, steps, prompts, **optimizer):
     """Return TRL's GRPOTrainer on token-exact prompts, with the objective of grpo.py and no side
-    work. optimizer: its settings."""
+    work. optimizer: settings of the optimiser."""
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
     config = GRPOConfig(
@@ -107,9 +110,9 @@ def trainer_of(base, tokenizer, steps, prompts, **optimizer):
 def check(prompt_tokens, base, policy):
     """Raise UserError if the gradients differ by more than rounding in fp32.
 
-    Both get the same LoRA weights, completions and rewards, and one step of gradient descent at a
-    rate of 1, which moves the weights by their gradients. B is set to noise first: at zero the KL
-    term would not count. Both clip at a norm of 1, which these gradients do not reach.
+    Both get the same LoRA weights, completions and rewards, and take one step of gradient descent
+    at a rate of 1, which moves the weights by their gradients. B is set to noise first: at zero the
+    KL term would not count. Both clip at a norm of 1, which these gradients do not reach.
     """
     prompts, params = random_prompts(PROMPTS, prompt_tokens), policy.params["agent"]
     for p in params:
@@ -150,8 +153,8 @@ def compare_time(prompt_tokens, base, policy):
     trainer.train()
     turn = time.process_time()
     for first in range(0, len(prompts), PROMPTS):
-        mine = prompts[first:first + PROMPTS]
-        update(policy, optimizer, policy.sample("agent", mine, G, RESPONSE, 1.0, generator))
+        step = prompts[first:first + PROMPTS]
+        update(policy, optimizer, policy.sample("agent", step, G, RESPONSE, 1.0, generator))
     theirs, ours = turn - began, time.process_time() - turn
     print(f"{STEPS} steps: TRL {theirs:.2f} s, ours {ours:.2f} s, ratio {theirs / ours:.2f}")
 

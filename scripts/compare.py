@@ -1,7 +1,7 @@
 """Compare several runs on one page, or draw the page of a single run again.
 
     python genenv.py compare runs/000-genenv runs/001-random
-    python genenv.py compare runs/000-genenv        # its report.html, also while the run continues
+    python genenv.py compare runs/000-genenv        # its report.html, even while the run continues
 
 Usage: as above; it reads config.json and metrics.jsonl of each run. Runs that differ only in their
 seeds belong to one *setting*: they are drawn as one line, and their means are compared too.
@@ -21,24 +21,24 @@ from support.options import COMMANDS, MAY_CHANGE, Options, Parser, flag
 
 TITLE = "Runs compared"
 NO_SETTING = "--seed", *map(flag, MAY_CHANGE)
-CAUTION = ("A difference of two runs says little, as seeds often differ by more: read means of "
-           "several. Theirs have 95 % intervals over the seeds that both settings have.")
-FIGURES = ("Bars: standard errors over seeds. Of several curves in a run's report the first is "
-           "compared: sampled answers, the simulator's KL.")
+CAUTION = ("A difference between two runs says little, because seeds often differ by more: read "
+           "means of several. They have 95 % intervals over the seeds that both settings share.")
+FIGURES = ("Bars show standard errors over seeds. If a run's report draws several curves, the "
+           "first is compared: sampled answers, and the simulator's KL.")
 
 
 class RunRecord(NamedTuple):
-    """One of the compared runs."""
+    """Hold one of the compared runs."""
     folder: str
-    metrics: list  # its records, one per epoch, from 0
+    metrics: list  # its records, one per epoch, from epoch 0
     o: Options
 
 
 def main(argv):
-    """Run the command `genenv.py compare`; argv: the words after it. Raises UserError."""
+    """Run the command `genenv.py compare`; argv: the words after it. Raise UserError."""
     p = Parser(prog="python genenv.py compare", description=COMMANDS["compare"])
     p.add_argument("runs", nargs="+", metavar="RUN", help="run folder, such as runs/001-genenv")
-    p.add_argument("--out", metavar="FILE", help="page to write, else compare.html in the last RUN")
+    p.add_argument("--out", metavar="FILE", help="page to write (default: last RUN/compare.html)")
     p.add_argument("--force", action="store_true", help="overwrite any file")
     args = p.parse_args(argv)
     folders = list(dict.fromkeys(args.runs))
@@ -51,7 +51,7 @@ def main(argv):
 
 
 def compare(folders, path) -> str:
-    """Write the page; return what to print. Raises UserError as report.read_run does."""
+    """Write the page, and return what to print. Raise UserError as report.read_run does."""
     runs = [RunRecord(folder, *report.read_run(folder)) for folder in folders]
     settings = settings_of(runs)
     # Compare at the last epoch in which all runs were validated.
@@ -72,8 +72,10 @@ def compare(folders, path) -> str:
 
 
 def settings_of(runs) -> list:
-    """Return for each run, as one text, the options and code hashes that not all runs share, except
-    those that do not make a setting."""
+    """Return, for each run, the options and code hashes that not all runs share, as one text.
+
+    Options that make no setting (NO_SETTING) are left out.
+    """
     options = []
     for run in runs:
         pairs = [*report.changed_options(run.o), *run.o.code.items()]
@@ -83,7 +85,7 @@ def settings_of(runs) -> list:
 
 
 def rows_of_runs(runs, settings, epoch) -> list:
-    """Return held-out success of each run, also relative to the first run with the same seed, and
+    """Return held-out success of each run, its gain over the first run with the same seed, and
     pass@k: the share of held-out tasks solved in at least one of k attempts."""
     first = {}  # {seed: the record of the first run with it}
     rows = [["run", "what differs", f"held-out, epoch {epoch}", "minus first run, same seed",

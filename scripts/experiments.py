@@ -1,4 +1,4 @@
-"""Run variants over seeds, the ablations of the paper, each run in its own process.
+"""Run the paper's ablations: variants over seeds, each run in its own process.
 
 Paper: RQ1 to RQ4, Figures 4 to 8. Every variant makes the same number of agent updates from the
 same number of rollouts.
@@ -7,17 +7,18 @@ Usage:
     python -m scripts.experiments ladder --seeds 5            # the table of README
     python -m scripts.experiments household --seeds 5
     python -m scripts.experiments words --model "starts/stale-{seed}" --out results/mine
-    python -m scripts.experiments mine                        # any world: random, static ...
+    python -m scripts.experiments mine                        # any world: genenv, random ...
     python -m scripts.experiments cross --seeds 10 --first-seed 20    # trained x seeds x alpha
     python -m scripts.experiments cross2 --seeds 10 --first-seed 30   # a quarter base tasks
-    # other options go to every run
+    # other options are passed to every run
     python -m scripts.experiments ladder --seeds 1 --epochs 2 --out results/mine
 
 An interrupted suite resumes: results/SUITE.jsonl has one line per finished run, and unfinished runs
-are in runs/SUITE. At the end results/SUITE.md has the means with 95 % t-intervals over seeds, and
+are in runs/SUITE. At the end, results/SUITE.md has the means with 95 % t-intervals over seeds, and
 differences paired by seed.
-"{seed}" in an option is replaced by the seed: each seed gets its own base model, so the intervals
-are over base models, too. Seed 0 has the shipped one; `python -m worlds.ladder train 1
+
+"{seed}" in an option is replaced with the seed: each seed gets its own base model, so the intervals
+are over base models, too. Seed 0 uses the shipped one; `python -m worlds.ladder train 1
 runs/base/ladder-1` trains another.
 
 Deviations: every run has one thread and one seed; scripts/tables.py explains how runs are compared
@@ -40,7 +41,7 @@ from worlds import load_world, world_names
 
 ROOT = Path(__file__).resolve().parent.parent
 TEACHER = "runs/teacher-1777.jsonl"
-TIMES = 1777 / 544  # the paper's larger teacher set, and its base set
+TIMES = 1777 / 544  # size of the paper's larger teacher set, over that of its base set
 STEERED = ["--alpha-schedule", "integral", "--k-min", "0.45", "--lam", "6", "--beta", "8"]
 HALF_RATE = ["--agent-lr", "1e-3"]
 
@@ -65,7 +66,7 @@ def cross_cells() -> dict:
 
 def cross2_cells() -> dict:
     """Return {cell: options} of what the cross left out: a quarter of base tasks under a schedule
-    that follows success. Adds two references from the cross, on the same models."""
+    that follows success. Two references from the cross are added, on the same models."""
     integral = ["--alpha-schedule", "integral"]
     budget = ["--token-budget", "16384"]  # the ladder's default when the first runs were made
     cells = {"genenv, default": budget}
@@ -80,7 +81,7 @@ def cross2_cells() -> dict:
 
 
 def cross2_comparisons() -> list:
-    """Return pairs (cell, cell to subtract), as named before the runs."""
+    """Return pairs (cell, cell to subtract) that were named before the runs."""
     rival = "random, curated, integral"
     trained = [name for name in cross2_cells() if name.startswith("genenv")]
     return [(name, rival) for name in trained] + [
@@ -129,11 +130,11 @@ BASES = {
     "ladder": ["--model", "runs/base/ladder-{seed}"],
     "household": ["--world", "household", "--model", "runs/base/household-{seed}",
                   "--val-every", "1"],
-    "words": [],  # with --model "FOLDER-{seed}", which a warm start has made
+    "words": [],  # takes --model "FOLDER-{seed}", folders that warm starts have made
     "cross": ["--model", "runs/base/ladder-{seed}"],
     "cross2": ["--model", "runs/base/ladder-{seed}"]}
 
-# {suite: {variant: options}}; the first variant is compared with the others
+# {suite: {variant: options}}; the first variant is compared with each other one
 SUITES = {
     "ladder": {
         **RIVALS,
@@ -144,7 +145,7 @@ SUITES = {
     "cross": cross_cells(),
     "cross2": cross2_cells()}
 
-for world_name in world_names():  # any other world, a user's own included
+for world_name in world_names():  # every other world, a user's own included
     BASES.setdefault(world_name, ["--world", world_name])
     SUITES.setdefault(world_name, {**RIVALS, **WELL_CHOSEN})
 
@@ -159,23 +160,23 @@ KEPT = (
 
 
 def run_suite(suite: str, seeds: range, only, extra, jobs: int, results: Path):
-    """Run what the results file of a suite lacks, `jobs` runs at a time, seed by seed."""
+    """Run what is missing in a suite's results file, `jobs` runs at a time, seed by seed."""
     settings = [*BASES[suite], *extra]
     done = read_jsonl(results) if results.is_file() else []
     if any(r["settings"] != settings for r in done):
         raise UserError(f"{results} holds runs with other settings: move it away first")
-    have = {(r["name"], r["seed"]) for r in done}
-    wanted = []
+    finished = {(r["name"], r["seed"]) for r in done}
+    queue = []
     for seed in seeds:
         for name in only or SUITES[suite]:
-            if (name, seed) not in have:
-                wanted.append((name, seed, filled([*settings, *SUITES[suite][name]], seed)))
+            if (name, seed) not in finished:
+                queue.append((name, seed, filled([*settings, *SUITES[suite][name]], seed)))
 
     running = []
     try:
-        while wanted or running:
-            while wanted and len(running) < jobs:
-                running.append(start(suite, *wanted.pop(0)))
+        while queue or running:
+            while queue and len(running) < jobs:
+                running.append(start(suite, *queue.pop(0)))
             time.sleep(0.5)
             for job in list(running):
                 process, name, seed, folder = job
@@ -185,14 +186,14 @@ def run_suite(suite: str, seeds: range, only, extra, jobs: int, results: Path):
                     append_jsonl(results, [{"name": name, "seed": seed, "metrics": metrics,
                                             "settings": settings}])
                     print(f"{name}, seed {seed}: done", flush=True)
-    finally:  # after a failure or Ctrl-C no run outlives the suite; the next call resumes them
+    finally:  # no run outlives the suite after a failure or Ctrl-C; the next call resumes them
         for process, *_ in running:
             process.kill()
             process.wait()
 
 
 def filled(words, seed: int) -> list:
-    """Return options with the seed filled in. Raises UserError if a base model isn't trained
+    """Return options with the seed filled in. Raise UserError if a base model has not been trained
     yet."""
     options = [word.replace("{seed}", str(seed)) for word in words]
     for i, word in enumerate(options):
@@ -206,7 +207,7 @@ def filled(words, seed: int) -> list:
 
 
 def start(suite, name, seed, options):
-    """Start or resume one run on one thread; returns (process, name, seed, folder)."""
+    """Start or resume one run on one thread; return (process, name, seed, folder)."""
     label = re.sub("[^a-z0-9]", "-", name)
     folder = Path("runs") / suite / f"{label}-{seed}"
     folder.parent.mkdir(parents=True, exist_ok=True)
@@ -223,7 +224,7 @@ def start(suite, name, seed, options):
 
 
 def collect(process, folder) -> list:
-    """Return what is kept of a finished run. Raises UserError with the end of its log if it
+    """Return what is kept of a finished run. Raise UserError with the end of its log if it
     failed."""
     if process.returncode:
         log = Path(f"{folder}.log").read_text()
@@ -234,7 +235,7 @@ def collect(process, folder) -> list:
 
 
 def table_of(suite: str, records) -> str:
-    """Return Markdown: all variants, and the first minus each other one, or the cross's own
+    """Return Markdown: all variants, then the first minus each other one, or a cross's own
     comparisons."""
     first, *others = SUITES[suite]
     pairs = [(first, name) for name in others]
@@ -250,7 +251,7 @@ def main(argv) -> int:
     p = Parser(prog="python -m scripts.experiments", description=__doc__)
     p.add_argument("suite", choices=SUITES)
     p.add_argument("--seeds", type=at_least(1), default=3, help="runs of each variant")
-    p.add_argument("--first-seed", type=at_least(0), default=0, help="seeds are counted from here")
+    p.add_argument("--first-seed", type=at_least(0), default=0, help="the lowest seed")
     p.add_argument("--jobs", type=at_least(1), default=os.cpu_count(), help="processes at a time")
     p.add_argument("--only", nargs="+", default=(), metavar="VARIANT")
     p.add_argument("--out", type=Path, default=ROOT / "results", help="folder of the results")
@@ -261,7 +262,7 @@ def main(argv) -> int:
         if name not in SUITES[args.suite]:
             raise UserError(f"no variant {name!r}: choose from {', '.join(SUITES[args.suite])}")
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # its runs end with it
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # then its runs end, too
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     run_suite(args.suite, seeds, args.only, extra, args.jobs, results)
     text = table_of(args.suite, read_jsonl(results))

@@ -3,7 +3,7 @@
 Paper: its own experiments ran in veRL.
 
 Usage: `python genenv.py export RUN --out tasks.jsonl`. Each task of D_train, base tasks included,
-becomes
+becomes a record
 
     {"data_source": "genenv/WORLD", "prompt": [chat messages], "ability": category,
      "reward_model": {"style": "rule", "ground_truth": "the task's evaluation spec, JSON text"},
@@ -14,12 +14,12 @@ and veRL scores responses with `compute_score` below, which is Eq. 1 of this pro
 
     custom_reward_function.path=scripts/export.py custom_reward_function.name=compute_score
 
-It may be called on any thread, but only the main thread can stop a slow puzzle of `gym`.
+It may be called on any thread, but only on the main thread can it stop a slow puzzle of `gym`.
 
-The adapters need no export: they are PEFT folders; model/README.md shows how to merge one.
+The adapters need no export: they are PEFT folders. model/README.md shows how to merge one.
 
-Deviations: ground_truth is a text, as parquet (`pandas.read_json(F, lines=True).to_parquet(...)`)
-needs one type per column; traces are left out, as they would be stale there.
+Deviations: ground_truth is a text, because parquet needs one type per column
+(`pandas.read_json(F, lines=True).to_parquet(...)`). Traces are left out: they would be stale there.
 """
 import json
 import sys
@@ -33,11 +33,11 @@ from errors import check_overwrite, write_whole
 from support.options import COMMANDS, Parser, saved_options
 from worlds import load_world
 
-BEGINNING = b'{"data_source": "genenv/'  # of every line that is written
+BEGINNING = b'{"data_source": "genenv/'  # every written line begins so
 
 
 def main(argv) -> int:
-    """Run the command `genenv.py export`; returns 0. Raises UserError."""
+    """Run the command `genenv.py export`. Return 0, or raise UserError."""
     p = Parser(prog="python genenv.py export", description=COMMANDS["export"])
     p.add_argument("run", help="run folder, such as runs/001-genenv")
     p.add_argument("--out", default="", help="JSONL file to write; empty: RUN/verl.jsonl")
@@ -56,14 +56,14 @@ def verl_records(run_folder) -> list[dict]:
     o = saved_options(run_folder)
     world = load_world(o.world)(o)
     pool = TrainPool(Path(run_folder) / "train.jsonl", world.base_tasks())
-    # Tell compute_score which form of answers the run was trained in.
+    # Tell compute_score which form of answers the run was trained with.
     source = f"genenv/{o.world}"
     if world.form:
         source += f"/{world.form}"
     records = []
     for index, task in enumerate(pool.tasks.values()):
         prompt = world.agent_prompt(task)
-        if isinstance(prompt, str):  # of a world without a chat template
+        if isinstance(prompt, str):  # the world has no chat template
             prompt = [{"role": "user", "content": prompt}]
         records.append({
             "data_source": source, "prompt": prompt, "ability": world.category(task),
@@ -76,7 +76,7 @@ def verl_records(run_folder) -> list[dict]:
 def compute_score(data_source, solution_str, ground_truth, extra_info=None) -> float:
     """Return Eq. 1, in [0, 1], with the signature of veRL's custom reward functions.
 
-    Raises UserError if data_source is not one that verl_records writes.
+    Raise UserError if data_source is not one that verl_records writes.
     """
     name, _, form = data_source.removeprefix("genenv/").partition("/")
     world = load_world(name).scorer(form)

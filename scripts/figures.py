@@ -1,7 +1,7 @@
-"""Draw the figure of the result from the records.
+"""Draw the figure of the main result from its records.
 
-Paper: Figures 4 and 5, held-out success by epoch; beside it, which the paper does not show, final
-success by tool.
+Paper: Figures 4 and 5, held-out success by epoch. The panel beside it, final success by tool, has
+no counterpart in the paper.
 
 Usage: `python -m scripts.figures` writes results/result.png from results/cross.jsonl, the records
 of `python -m scripts.experiments cross --seeds 10 --first-seed 20`.
@@ -17,7 +17,7 @@ import numpy as np
 from data_pool import read_jsonl
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-LINES = {  # {cell: (legend, colour and line style)}; distinct without colours, too
+LINES = {  # {cell: (legend, colour and line style)}; also distinct without colours
     "genenv, uniform, share 0.75": ("trained simulator (default)", "C1-"),
     "random, curated, share 0.25": ("untrained, curated, a quarter base tasks", "C0-"),
     "random, curated, share 0.75": ("untrained, curated seeds", "C0--"),

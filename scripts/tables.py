@@ -4,12 +4,12 @@ differences.
 Paper: RQ1 to RQ4 report held-out success and success on generated tasks.
 
 Usage: `python -m scripts.tables results/words.jsonl` prints the tables of any record: its settings,
-and the first minus each other; `python -m scripts.tables results/real_models.json` prints the gains
-of comparisons, and their mean. scripts/experiments.py calls `table(records, cells, comparisons,
-cross)`, cells and comparisons by name; a cell with fewer runs is shown with those it has.
-results/notes.md has what was expected of the suites `cross` and `cross2`.
+and the first minus each other one. `python -m scripts.tables results/real_models.json` prints the
+gains of comparisons, and their mean. scripts/experiments.py calls `table(records, cells,
+comparisons, cross)` with the names of cells; a cell with fewer runs is shown with those it has.
+results/notes.md lists what was expected of the suites `cross` and `cross2`.
 
-Deviations: equal time means equal CPU seconds of training, since they do not depend on other work
+Deviations: equal time means equal CPU seconds of training, because they do not depend on other work
 on the machine; the paper compares epochs. The more expensive run of a pair is read at an earlier
 point, scaled by the median cost ratio over all pairs, because the time of a single run varies.
 """
@@ -25,7 +25,7 @@ from support.metrics import interval, mean, mixed_of_possible
 
 
 # ---------------------------------------------------------------------------------------------
-# measures of a run; epochs: its records, from epoch 0
+# measures of a run; epochs: the run's records, from epoch 0
 
 
 def mean_of(key: str, epochs) -> float | None:
@@ -55,8 +55,8 @@ def later(epochs) -> list:
 
 
 def of_possible(epochs) -> float | None:
-    """Return the mean of metrics.mixed_of_possible. Records older than that figure had eight
-    attempts a task."""
+    """Return the mean of metrics.mixed_of_possible. Records older than that figure have eight
+    attempts per task."""
     figures = [mixed_of_possible(m["mixed_share"], m["success_rate"], 8) for m in epochs]
     return mean(figure for figure in figures if figure is not None)
 
@@ -66,8 +66,8 @@ def cpu_minutes(epochs) -> float:
     return sum(m["cpu_seconds"] for m in epochs) / 60
 
 
-# {head of a column: measure}. Held-out success, of which differences are taken at equal updates and
-# at equal CPU time:
+# {head of a column: measure} of held-out success; differences are taken at equal updates and at
+# equal CPU time
 HELD_OUT = {
     "held-out, last epoch": last_epoch,
     "held-out, mean of epochs": lambda epochs: mean_of("validation", epochs[1:] or epochs)}
@@ -75,7 +75,7 @@ CROSS_HELD_OUT = {
     "last four validations": lambda epochs: mean_of("validation", epochs[-4:]),
     "tri": lambda epochs: held_out_by(["tri"], epochs[-4:]),
     "the eleven others": lambda epochs: held_out_by(other_tools(epochs), epochs[-4:])}
-# what explains it
+# measures that explain it
 REASONS = {
     "alpha, 2nd half": lambda epochs: mean_of("alpha", later(epochs)),
     "success on its tasks, 2nd half": lambda epochs: mean_of("success_rate", later(epochs)),
@@ -85,7 +85,7 @@ REASONS = {
 
 
 # ---------------------------------------------------------------------------------------------
-# of a pair
+# measures of a pair of runs
 
 
 def cost_ratio(pairs) -> float:
@@ -115,7 +115,7 @@ def table(records, cells, comparisons, cross=False) -> str:
     other cell), at equal updates and at equal CPU time."""
     runs = {name: {} for name in cells}  # {cell: {seed: records of its epochs}}
     for r in records:
-        if r["name"] in runs:  # older versions had other cells
+        if r["name"] in runs:  # older records have other cells, too
             runs[r["name"]][r["seed"]] = r["metrics"]
     pairs_by_head = {}
     for ours, other in comparisons:
@@ -168,26 +168,28 @@ def rows_at_equal_time(pairs_by_head, measures) -> list:
 
 
 def markdown(rows) -> list:
-    """Return the lines of a table, its heads first."""
+    """Return the lines of a Markdown table; the first row has the heads."""
     lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
     return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
 
 
 def overall(gains: dict) -> str:
-    """Return the mean gain of each comparison, {name: the gains of its pairs}, then the mean of
-    all, in which each comparison counts once."""
+    """Return a line with the mean gain of each comparison, then one with the mean of these means.
+
+    gains: {name: the gains of its pairs}.
+    """
     lines = [f"{interval(values)}  {name}" for name, values in gains.items()]
     means = [mean(values) for values in gains.values()]
     return "\n".join([*lines, f"{interval(means)}  mean of these {len(means)}"])
 
 
 def main(path) -> int:
-    """Print the tables of a record."""
+    """Print the tables of a file of records, and return 0."""
     if path.endswith(".json"):
         print(overall(json.loads(Path(path).read_text())))
         return 0
     records = read_jsonl(path)
-    first, *others = sorted({r["name"] for r in records})  # genenv comes before random and static
+    first, *others = sorted({r["name"] for r in records})  # "genenv" is first
     print(table(records, [first, *others], [(first, name) for name in others]))
     return 0
 

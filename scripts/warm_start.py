@@ -1,24 +1,24 @@
 """Warm-start a model that can neither read nor write tasks: it imitates base tasks in both roles.
 
-Paper: nothing, its 7B instruct model knows the format. A small one writes no valid task and solves
-none, so no group has signal and neither player learns.
+Paper: does not need this, because its 7B instruct model knows the format. A small model writes no
+valid task and solves none, so no group has signal and neither player learns.
 
 Usage:
     python genenv.py warm-start --model M --out DIR [options of a run]
     python genenv.py --model DIR [the same options]
 
-With the default world that is the ladder in words; --world tool_calls takes --base-tasks F.
+With the default world, that is the ladder in words; --world tool_calls takes --base-tasks F.
 
-As the agent the model imitates expected answers, as the simulator tasks that it could have written
-(`warm_start_pairs` of the world): passes of rwr.rwr_step with weights of 1 over one LoRA, by AdamW
-with a rate that rises for WARM_UP steps, then falls. Then, in rounds, the simulator writes, and its
-valid texts are imitated beside the examples, until ENOUGH of them are valid or --rounds are over.
-Held-out tasks are never imitated. DIR becomes a model folder; warm_start.json in it reports how it
-went. The same command resumes after the last complete pass.
+As the agent, the model imitates expected answers; as the simulator, it imitates tasks that it could
+have written (`warm_start_pairs` of the world). The passes call rwr.rwr_step with weights of 1 on
+one LoRA; AdamW's rate rises for WARM_UP steps, then falls. Rounds follow: the simulator writes, and
+its valid texts are imitated beside the examples, until ENOUGH of them are valid or --rounds are
+over. Held-out tasks are never imitated. DIR becomes a model folder, and warm_start.json in it
+reports how it went. The same command resumes after the last complete pass.
 
 Deviations: the adapter is merged into the base, so that "adapters off" is the initial policy of
-both players, and the reference, as always. Too sharp a start is as bad as none: where all attempts
-at a task are alike there is no gradient. Choose the --passes that give epoch 0 of a run the most
+both players, and the reference, as always. Too sharp a start is as bad as none: if all attempts at
+a task are alike, there is no gradient. Choose the --passes that give epoch 0 of a run the most
 mixed groups.
 """
 import json
@@ -49,20 +49,20 @@ from worlds.probe import check_texts_survive, open_world
 ADAPTER = "warm"
 BATCH = 8           # responses in an optimiser step
 RANK = 32           # of the LoRA that is merged
-WARM_UP = 8         # steps over which the rate rises: AdamW's moments know nothing yet
+WARM_UP = 8         # steps over which the rate rises, while AdamW's moments know little
 LAST_RATE = 0.2     # share of the rate at the end of the passes, and in the rounds
-TEXTS = 128         # texts that the simulator writes before a round
+TEXTS = 128         # texts that the simulator writes before a round's pass
 ENOUGH = 0.6        # share of valid texts that ends the rounds
 FEWEST = 5          # examples to imitate, in each role
 FORM_STEPS = 48     # steps that teach the form
 FEWEST_PASSES, MOST_PASSES = 2, 10
 WIDE = 1024         # hidden size of a wide model, which takes a lower rate
-# Measured at 576 and 1,536: with 1e-3 the larger model answers 25 of 35 requests instead of 32.
+# Measured at sizes 576 and 1,536: with 1e-3, the larger model answers 25 of 35 requests, not 32.
 RATE, WIDE_RATE = 1e-3, 3e-4
 
 
 def main(argv) -> int:
-    """Run the command `genenv.py warm-start`. Raises UserError, returns 0."""
+    """Run the command `genenv.py warm-start`. Return 0, or raise UserError."""
     s, o, rest = parse(argv)
     out = Path(s.out)
     world = open_world(o)
@@ -76,15 +76,15 @@ def main(argv) -> int:
 
 
 def parse(argv):
-    """Return (options of the warm start, Options, the words of argv for a run, without --model)."""
+    """Return (options of the warm start, Options, the words of argv for a run without --model)."""
     p = Parser(prog="python genenv.py warm-start",
                epilog="and a run's options (python genenv.py --help): --world, --base-tasks ...")
     p.add_argument("--out", required=True, help="folder that becomes the model")
     p.add_argument("--model", required=True, help="folder or hub name of a chat model")
     p.add_argument("--passes", type=at_least(1), default=0,
-                   help="over the examples (default: by their number)")
+                   help="passes over the examples (default: by their number)")
     p.add_argument("--rounds", type=at_least(0), default=2,
-                   help="most rounds of imitating its own texts")
+                   help="at most this many rounds of imitating its own texts")
     s, rest = p.parse_known_args(argv)
     o = parse_options([*rest, "--model", s.model])
     if o.env_model:
@@ -93,22 +93,22 @@ def parse(argv):
 
 
 def claim(out: Path):
-    """Return the lock of a new folder, or of one with an unfinished warm start. Raises
-    UserError."""
+    """Return the lock of a new folder, or of one with an unfinished warm start. Raise UserError
+    for any other folder."""
     unfinished = (out / "warm_start").is_dir()
     if out.exists() and not unfinished and any(out.iterdir()):
-        raise UserError(f"--out {out} is not empty: choose another --out; if a warm start has made "
-                        f"it, a run can give --model {out}")
+        raise UserError(f"--out {out} is not empty: choose another --out; if a warm start made it, "
+                        f"a run can use it as --model {out}")
     (out / "warm_start").mkdir(parents=True, exist_ok=True)
     return checkpoint.lock_folder(out / "warm_start")
 
 
 # ---------------------------------------------------------------------------------------------
-# what is imitated
+# the examples to imitate
 
 
 def pairs_of_pass(world, policy, number: int) -> dict:
-    """Return {role: [Rollout]} of a pass, without examples longer than a run allows. Raises
+    """Return {role: [Rollout]} of a pass, without examples longer than a run allows. Raise
     UserError if too few remain for a role."""
     usable, o = {}, world.o
     for role, pairs in world.warm_start_pairs(number).items():
@@ -120,8 +120,8 @@ def pairs_of_pass(world, policy, number: int) -> dict:
                         and len(r.response) <= longest]
         if len(usable[role]) < FEWEST:
             raise UserError(
-                f"{FEWEST} examples to imitate as {role} are needed, {len(usable[role])} of "
-                f"{len(pairs)} are "
+                f"{FEWEST} examples to imitate as {role} are needed, but only "
+                f"{len(usable[role])} of {len(pairs)} are "
                 "within --max-{prompt,task,response}-tokens: give more, or raise these")
     if not usable:
         raise UserError(f"--world {o.world} has no warm start: "
@@ -139,34 +139,34 @@ def passes_for(world, pairs) -> int:
 
 
 # ---------------------------------------------------------------------------------------------
-# how
+# the warm start
 
 
 class WarmStart:
-    """Passes over the examples, then rounds over the simulator's texts; each is saved when it ends.
+    """Run passes over the examples, then rounds over the simulator's texts; save each when it ends.
 
-    s: options of the warm start. state: "nats_per_token" of each pass and round, "rounds": texts
-    written before each round, "own": the valid ones; saved with adapter and optimiser.
+    s: options of the warm start. state, saved with adapter and optimiser: "nats_per_token" of each
+    pass and round, "rounds": the texts written before each round, "own": the valid ones.
     """
 
     def __init__(self, world, s, out: Path):
-        """Resume an earlier start. Raises UserError if it had other settings."""
+        """Load the model, and resume an earlier start. Raise UserError if it had other settings."""
         self.world, self.path, o = world, out / "warm_start" / "state.pt", world.o
         self.state = {"settings": None, "date": time.strftime("%Y-%m-%d"), "nats_per_token": [],
                       "rounds": [], "own": []}
         if self.path.is_file():
             self.state = checkpoint.read(self.path)
-        # A chat template may show the date: keep that of the first start.
+        # A chat template may show the date: keep the date of the first start.
         world.o = o = replace(o, date=self.state["date"])
 
         torch.set_num_threads(o.threads or torch.get_num_threads())
         self.policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})
-        # Now even a model of the hub has files to compare.
+        # Now that the model is loaded, even one from the hub has files to compare.
         files = origin.inputs(o) | origin.file_hashes(origin.world_files(o.world))
         settings = {**asdict(o), **vars(s), "out": "", "threads": 0, "files": files}
         if self.state["settings"] not in (None, settings):
             raise UserError(f"{out} holds a warm start with other settings or files: "
-                            "give these or another --out")
+                            "use those or another --out")
         self.state["settings"] = settings
         check_texts_survive(world, self.policy)
         self.passes = s.passes or passes_for(world, pairs_of_pass(world, self.policy, 0))
@@ -178,7 +178,7 @@ class WarmStart:
 
     def make(self, out: Path, rounds: int):
         """Imitate, merge, and write the model and its report to the claimed folder."""
-        # Skip what was done before a stop.
+        # Skip the passes that were done before a stop.
         n_done = len(self.state["nats_per_token"])
         for n in range(n_done, self.passes):
             self.imitate_pass(n)
@@ -195,11 +195,11 @@ class WarmStart:
         """Imitate the examples and the simulator's valid texts in random order, as pass number
         n."""
         examples = pairs_of_pass(self.world, self.policy, n)
-        own = [Rollout(0, *pair) for pair in self.state["own"]]
+        texts = [Rollout(0, *pair) for pair in self.state["own"]]
         # Mix in the examples: with only its own texts the model would forget the agent's role.
-        pairs = own + examples["agent"] + examples["env"]
+        pairs = texts + examples["agent"] + examples["env"]
         print(f"pass {n + 1}: imitates {len(examples['agent'])} answers, {len(examples['env'])} "
-              f"tasks, {len(own)} texts that it wrote", flush=True)
+              f"tasks, {len(texts)} texts that it wrote", flush=True)
 
         generator = torch.Generator().manual_seed(1000 * self.world.o.seed + n)
         order = torch.randperm(len(pairs), generator=generator).tolist()
@@ -212,12 +212,12 @@ class WarmStart:
         checkpoint.write(self.path, self.state)
 
     def imitate(self, pairs, n: int) -> float:
-        """Imitate the pairs in pass number n; returns their mean loss in nats per token."""
+        """Imitate the pairs in pass number n, and return their mean loss in nats per token."""
         width = self.policy.lm.config.get_text_config(decoder=True).hidden_size
         peak = WIDE_RATE if width >= WIDE else RATE
         batches = [pairs[k:k + BATCH] for k in range(0, len(pairs), BATCH)]
         losses = []
-        # shown on a terminal only
+        # the bar is shown on a terminal only
         bar = tqdm(batches, f"pass {n + 1}", leave=False, disable=None)
         for k, batch in enumerate(bar):
             falling = max(LAST_RATE, 1 - (n + k / len(batches)) / self.passes)
@@ -231,9 +231,11 @@ class WarmStart:
         return sum(losses) / len(losses)
 
     def write_round(self, n: int) -> float:
-        """Let the simulator write for random base tasks, and keep the valid texts for the next
-        pass. Returns their share. "rounds" of the state gets {"valid": share, "invalid": {reason:
-        count}, "texts": all}."""
+        """Let the simulator write for random base tasks, keep valid texts for the next pass, and
+        return their share.
+
+        "rounds" of the state gets {"valid": share, "invalid": {reason: count}, "texts": all}.
+        """
         print(f"the simulator writes {TEXTS} texts, for minutes on a CPU ...", flush=True)
         world, policy, o = self.world, self.policy, self.world.o
         generator, base = torch.Generator().manual_seed(1000 * o.seed + n), world.base_tasks()
@@ -258,7 +260,7 @@ class WarmStart:
 
 
 def merge(policy, o, out: Path):
-    """Add the adapter to the base and save a model folder, in the precision of computation."""
+    """Merge the adapter into the base, and save a model folder in the precision of computation."""
     adapters = out / "warm_start" / "adapters"
     policy.save_adapters(adapters)
     dtype = torch.bfloat16 if o.quant else policy.lm.dtype
