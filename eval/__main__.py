@@ -1,9 +1,9 @@
 """Evaluate a model on the paper's five benchmarks: python -m eval.
 
-Paper: its results table (API-Bank, ALFWorld, BFCL, Bamboogle, TravelPlanner); the paper ships no
+Paper: its results table (API-Bank, ALFWorld, BFCL, Bamboogle, TravelPlanner). The paper ships no
 evaluation code, and its protocols are partly unknown (eval/README.md).
 
-Usage, BENCH being one of the five or `all`:
+Usage, where BENCH is one of the five or `all`:
 
     python -m eval BENCH --data DIR --model DIR [--adapter DIR] [--limit N] [--variant NAME]
     python -m eval BENCH --data DIR --responses FILE      # JSONL {"id", "response"}, no model
@@ -11,8 +11,8 @@ Usage, BENCH being one of the five or `all`:
 
 Responses are greedy. Each run writes NAME.jsonl (every prompt, response and verdict, as they come)
 and NAME.json (the summary) below --out; NAME holds a hash of everything that decides the responses.
-The same command run again keeps existing responses and rescores them, so an interrupted run resumes
-and no run overwrites the responses of another.
+If the same command is run again, it keeps existing responses and rescores them. So an interrupted
+run resumes, and no run overwrites the responses of another.
 """
 import hashlib
 import json
@@ -38,7 +38,7 @@ EPISODES = "episodes"  # the variant of alfworld in which each response decides 
 
 
 def main(argv=None) -> int:
-    """Run one command; returns the exit code: 0, or 2 for bad input."""
+    """Run one command, and return the exit code: 0, or 2 for bad input."""
     return exit_code(lambda: run(argv))
 
 
@@ -68,7 +68,7 @@ def arguments() -> Parser:
 
 
 def json_object(text: str) -> dict:
-    """Return the value of an option. Raises ValueError or TypeError unless it is a JSON object."""
+    """Return the value of an option. Raise ValueError or TypeError unless it is a JSON object."""
     return dict(**json.loads(text))
 
 
@@ -77,12 +77,12 @@ def json_object(text: str) -> dict:
 
 
 def run(argv) -> int:
-    """Evaluate, write the results, print the scores."""
+    """Evaluate, write the results, print the scores, and return 0."""
     args = arguments().parse_args(argv)
     if (args.model is None) == (args.responses is None):
         raise UserError("pass either --model DIR or --responses FILE")
     benches = BENCHES if args.bench == "all" else (args.bench,)
-    # Read all data first: a missing file should not show up after hours of generation.
+    # Read all data first: a missing file must not show up only after hours of generation.
     records = {bench: chosen_records(bench, args) for bench in benches}
     answers = {bench: read_responses(bench, records[bench], args)
                for bench in benches if args.responses}
@@ -94,17 +94,17 @@ def run(argv) -> int:
 
 
 def variant(bench: str, name):
-    """Return (arguments of load, arguments of score) of a variant; ({}, {}) by default."""
+    """Return (arguments of load, arguments of score) of a variant; ({}, {}) for None."""
     variants = {None: ({}, {}), **MODULES[bench].VARIANTS}
     if name not in variants:
         raise UserError(
-            f"{bench} has no variant {name!r}: it has {', '.join(MODULES[bench].VARIANTS)}"
+            f"{bench} has no variant {name!r}, only {', '.join(MODULES[bench].VARIANTS)}"
         )
     return variants[name]
 
 
 def chosen_records(bench: str, args) -> list:
-    """Return the records of the run; for whole episodes one per game."""
+    """Return the records of the run: for whole episodes, one per game."""
     records = load_records(MODULES[bench], args.data, **variant(bench, args.variant)[0])
     if args.variant == EPISODES:
         records = [{**r, "id": r["game"]} for r in records if r["step"] == 0]
@@ -114,7 +114,7 @@ def chosen_records(bench: str, args) -> list:
 
 
 def read_responses(bench: str, records: list, args) -> dict:
-    """Return {id: text} from --responses; records without a response fail and are counted."""
+    """Return {id: text} from --responses. Records without a response fail later and are counted."""
     path = Path(args.responses) / f"{bench}.jsonl" if args.bench == "all" else args.responses
     with one_line(path, "is malformed"):
         answers = {row["id"]: row["response"] for row in read_rows(path)}
@@ -130,19 +130,19 @@ def read_responses(bench: str, records: list, args) -> dict:
 def load_policy(args):
     """Load the model, with --adapter as adapter "agent"."""
     adapters = ("agent",) if args.adapter else ()
-    # A chat template may show the date: keep that on which the run began.
+    # A chat template may show the date: keep the date on which the run began.
     kwargs = {"date": date.today().isoformat(), **args.chat_template_kwargs}
     return Policy.load(args.model, adapters=adapters, quant=args.quant, adapter_folder=args.adapter,
                        chat_template_kwargs=kwargs)
 
 
 def evaluate(bench: str, records: list, policy, answers, args) -> dict:
-    """Generate and score the responses of one benchmark; returns the summary that was written."""
+    """Generate and score the responses of one benchmark; write the summary and return it."""
     module = MODULES[bench]
     prompts = [module.prompt(record) for record in records]
     settings = run_settings(bench, prompts, policy, answers, args)
     path = results_path(bench, settings, args)
-    # Keep the responses of an earlier run; write new ones before the next batch starts.
+    # Keep the responses of an earlier run. Write new ones before the next batch begins.
     rows = {row["id"]: row for row in earlier_rows(path)}
     todo = [(r, p) for r, p in zip(records, prompts) if r["id"] not in rows]
     with open(path, "a", encoding="utf-8") as file:
@@ -151,7 +151,7 @@ def evaluate(bench: str, records: list, policy, answers, args) -> dict:
             file.write(json.dumps(row) + "\n")
             file.flush()
     rows = [rows[record["id"]] for record in records]
-    # Never reuse scores of an earlier run: the scorer may have been corrected.
+    # Never reuse an earlier run's scores: the scorer may have been corrected since.
     verdicts = [verdict_of(module, record, row, args) for record, row in zip(records, rows)]
     lines = [json.dumps({**row, "verdict": vars(v)}) + "\n" for row, v in zip(rows, verdicts)]
     write_whole(path, "".join(lines))
@@ -172,7 +172,7 @@ def evaluate(bench: str, records: list, policy, answers, args) -> dict:
 
 
 def results_path(bench: str, settings: dict, args) -> Path:
-    """Return the file of a run's responses; each model, option and data set has its own."""
+    """Return the file of a run's responses; any other model, option or data set gets another."""
     source = Path(args.model).name if args.model else Path(args.responses).stem
     parts = [bench, args.variant, source, digest(settings)[:10]]
     return Path(args.out) / f"{'-'.join(filter(None, parts))}.jsonl"
@@ -193,7 +193,7 @@ def digest(value) -> str:
 
 
 def run_settings(bench: str, prompts: list, policy, answers, args) -> dict:
-    """Return all that decides the responses; its hash is part of the file names."""
+    """Return everything that decides the responses; its hash is part of the file names."""
     settings = {"benchmark": bench, "variant": args.variant, "model": args.model,
                 "adapter": args.adapter, "quant": args.quant, "batch_size": args.batch_size,
                 "chat_template_kwargs": args.chat_template_kwargs, "prompts": digest(prompts)}
@@ -201,11 +201,11 @@ def run_settings(bench: str, prompts: list, policy, answers, args) -> dict:
         return settings | {"responses": digest(answers)}
     # Prompt and response share the context; positions beyond it were never trained.
     context = policy.lm.config.max_position_embeddings
-    # Leave at least half of a small context to the prompt.
+    # Leave at least half of a small context for the prompt.
     new = min(args.max_new or MODULES[bench].MAX_NEW_TOKENS, context // 2)
     settings["max_new_tokens"] = new
     settings["max_prompt"] = min(args.max_prompt or context, context - new)
-    # A model trained further in the same folder is another model.
+    # A model that was trained further in the same folder is a different model.
     settings["weights"] = [weights_of(args.model), args.adapter and weights_of(args.adapter)]
     settings["first_prompt"] = digest(policy.encode(prompts[0]))
     return settings
@@ -216,13 +216,13 @@ def run_settings(bench: str, prompts: list, policy, answers, args) -> dict:
 
 
 def row_of(record, messages, text, problem="", truncated=False) -> dict:
-    """Return a line of the results file before its verdict; problem: why there is no response."""
+    """Return a line of the results file, without verdict; problem: why there is no response."""
     return {"id": record["id"], "prompt": messages, "response": text, "truncated": truncated,
             "problem": problem if text is None else ""}
 
 
 def earlier_rows(path: Path) -> list:
-    """Return the rows of an earlier run with the same settings; drop a half-written last line."""
+    """Return the rows of an earlier run with the same settings. Drop a half-written last line."""
     if not path.is_file():
         return []
     whole, _, torn = path.read_text(encoding="utf-8").rpartition("\n")
@@ -234,7 +234,7 @@ def earlier_rows(path: Path) -> list:
 def greedy(policy, prompts: list, settings: dict) -> list:
     """Return greedy rollouts of token prompts, in one batch; None for a prompt that is too long.
 
-    Raises UserError if memory does not suffice.
+    Raise UserError if memory runs out.
     """
     most = settings["max_prompt"]
     fits = [ids for ids in prompts if len(ids) <= most]
@@ -250,7 +250,7 @@ def greedy(policy, prompts: list, settings: dict) -> list:
 
 
 def batches(items: list, args, label: str):
-    """Yield --batch-size items at a time, with a progress bar."""
+    """Yield --batch-size items at a time, and show a progress bar."""
     for start in tqdm(range(0, len(items), args.batch_size), desc=label, disable=None):
         yield items[start:start + args.batch_size]
 
@@ -258,8 +258,8 @@ def batches(items: list, args, label: str):
 def generate(todo: list, policy, settings: dict, args, label: str):
     """Yield rows of greedy responses to (record, prompt) pairs, batch by batch."""
     todo = [(record, messages, policy.encode(messages)) for record, messages in todo]
-    # Batch similar lengths, so little is padded. Begin with the longest, so that a batch that does
-    # not fit in memory fails at once.
+    # Batch prompts of similar length, to pad little. Begin with the longest: if memory does not
+    # suffice, that shows at once.
     todo.sort(key=lambda item: -len(item[2]))
     for batch in batches(todo, args, label):
         rollouts = greedy(policy, [ids for _, _, ids in batch], settings)
@@ -272,7 +272,7 @@ def generate(todo: list, policy, settings: dict, args, label: str):
 
 
 def play(games: list, policy, settings: dict, args):
-    """Play whole ALFWorld episodes, a batch of games at a time; yields rows with the outcome."""
+    """Play whole ALFWorld episodes, a batch of games at a time, and yield rows with the outcome."""
 
     def respond(prompts):
         # The transcript grows with every step and may outgrow the context.
@@ -295,13 +295,13 @@ def verdict_of(module, record, row: dict, args) -> Verdict:
         return verdict(row["problem"], "won")
     options = variant(module.NAME, args.variant)[1]
     if row["problem"]:
-        # Fill in the extras of an empty response, so that metrics stay complete.
+        # Use the extras of an empty response, so that the metrics stay complete.
         return Verdict(False, 0.0, row["problem"], module.score(record, "", **options).extra)
     return module.score(record, row["response"], **options)
 
 
 def print_scores(summaries: list):
-    """Print a line for each benchmark: our score with its interval, and the paper's figures."""
+    """Print a line for each benchmark: our score, its interval, and the paper's figures."""
     for s in summaries:
         low, high = s["interval_95"]
         name = f"{s['benchmark']} ({s['variant']})" if s["variant"] else s["benchmark"]

@@ -9,21 +9,21 @@ Usage:
 
 Deviations: ALFWorld's official score is won games / 274, in episodes of at most 50 commands; there
 is *no* official step score. The paper says only that the tasks are "decomposed into single steps",
-so the single-step figures here are ours and the paper's are shown only for orientation. Our
-definition: one record per step of an expert trajectory of the 140 valid_seen and 134 valid_unseen
-games; context = goal, first observation, the expert's earlier commands with their observations, the
-admissible commands; target = the expert's command. The paper does not say which expert. Two are in
-the data (`--variant`):
+so the single-step figures here are our own, and the paper's are shown only for orientation. We
+define one record per step of an expert trajectory, of the 140 valid_seen and 134 valid_unseen
+games. Its context is the goal, the first observation, the expert's earlier commands with their
+observations, and the admissible commands; its target is the expert's command. The paper does not
+name the expert. Two are in the data (`--variant`):
 
-    (default)     planner walkthrough, 1,600 steps: short and always won, but the planner knows
-                  where things are, so from the observations its first "go to" is often a guess
+    (default)     planner walkthroughs, 1,600 steps: short and always won. But the planner knows
+                  where things are; from the observations, its first "go to" is often a guess
     handcoded     the rule-based expert of the official DAgger training, only games that it won:
                   it searches, looks around and closes doors, 9 steps for every 3 of the planner
-    episodes      whole games, a prompt with the whole transcript for every command
+    episodes      no expert but whole games; every command's prompt holds the whole transcript
 
 Scores per step: `exact` (the verdict) is GenEnv's published generic reward, see `genenv_reward`;
-`admissible` only asks that the command is one of those on offer; `acts` is the simulator's rule,
-which forgives only white space at the ends; `verl_agent_exact` uses the other published reader,
+`admissible` asks only that the command is one of those on offer. `acts` is the simulator's rule,
+which forgives only white space at the ends. `verl_agent_exact` uses the other published reader,
 `projection`.
 """
 import re
@@ -46,7 +46,7 @@ MAX_STEPS = 50  # official length of an episode
 
 
 def load(folder, expert: str = "walkthrough") -> list[dict]:
-    """Return single-step records after an expert, see the module's docstring.
+    """Return the single-step records of an expert; the module's docstring defines them.
 
     Keys: id ("GAME#expert-STEP"), category ("valid_seen/TASK TYPE"), game, goal, observation,
     history (list of (command, observation)), admissible, expert.
@@ -74,7 +74,7 @@ def _steps(row: dict) -> list[dict]:
 
 
 # ---------------------------------------------------------------------------------------------
-# readers and rules; every one of them takes time linear in the text
+# readers and rules; each takes time linear in the text
 
 
 def genenv_reward(response: str, expert: str) -> float:
@@ -86,15 +86,15 @@ def genenv_reward(response: str, expert: str) -> float:
 def projection(response: str) -> tuple[str, int]:
     """Read as verl-agent (and SkillRL) do: response -> (command, valid).
 
-    The lower-cased text between the first <action> and the first </action>, or its last 30
-    characters when a tag is missing. valid: both action tags there, <think> and </think> there in
-    lower case, and no Chinese character.
+    command: the lower-cased text between the first <action> and the first </action>, or the last 30
+    characters if a tag is missing. valid: both action tags are there, <think> and </think> are
+    there in lower case, and no character is Chinese.
     """
     lowered = response.lower()
     start, end = lowered.find("<action>"), lowered.find("</action>")
     if start < 0 or end < 0:
         return lowered[-30:], 0
-    # If the closing tag comes first the slice is empty: an empty, yet valid, command.
+    # If the closing tag comes first, the slice is empty: an empty command, yet a valid one.
     command = lowered[start + len("<action>"):end].strip()
     valid = "<think>" in response and "</think>" in response \
         and not re.search("[\u4e00-\u9fff]", response)
@@ -107,7 +107,7 @@ def acts(command: str, admissible) -> bool:
 
 
 def score(record: dict, response: str) -> Verdict:
-    """Compare with the expert's command by GenEnv's rule; the softer scores are in extra.
+    """Return the verdict by GenEnv's rule, against the expert's command; extra has softer scores.
 
     extra: exact, admissible, acts, verl_agent_exact (0 or 1 each).
     """
@@ -124,16 +124,16 @@ def score(record: dict, response: str) -> Verdict:
 
 
 # ---------------------------------------------------------------------------------------------
-# whole episodes; the simulator is optional
+# whole episodes; the simulator is an optional package
 
 
 def episodes(folder, respond, records: list):
     """Play the games of some records with the official simulator, side by side.
 
-    respond: list of chat prompts -> list of response texts (None: no answer, the episode is
-    lost). Yields one {"id", "commands", "problem": "" if won} per game. The command given is
-    GenEnv's reading of the response, normalised. Raises UserError if the package `alfworld` or the
-    game files are absent.
+    respond: list of chat prompts -> list of response texts (None: no answer, and the episode is
+    lost). Yield one {"id", "commands", "problem": "" if won} per game. The command played is
+    GenEnv's reading of the response, normalised. Raise UserError if the package `alfworld` or the
+    game files are missing.
     """
     start = _simulator()
     live = [_Episode(r, start(game_file(folder, r["game"]))) for r in records]
@@ -146,14 +146,14 @@ def episodes(folder, respond, records: list):
 
 
 class _Episode:
-    """One running game; `record` holds the transcript as a single-step record."""
+    """Hold one running game; `record` holds its transcript as a single-step record."""
 
     def __init__(self, record, env):
         self.env, self.problem = env, None
         self.record = {**record, "history": [], "admissible": env.reset()["admissible_commands"]}
 
     def play(self, reply):
-        """Give one command; sets `problem` once the episode is over: "" if it is won."""
+        """Play one command. Set `problem` once the episode is over: "" if it is won."""
         if reply is None:
             self.problem = "lost: prompt too long"
             return
@@ -174,8 +174,8 @@ class _Episode:
 
 
 def _simulator():
-    """Return a function: path of a game file -> running environment. Raises UserError without the
-    package."""
+    """Return a function: path of a game file -> running environment. Raise UserError if the
+    package is missing."""
     try:
         import textworld
         from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
@@ -187,7 +187,7 @@ def _simulator():
 
 
 def game_file(folder, game: str) -> str:
-    """Return the path of a game's file, as `alfworld-download` unpacks it."""
+    """Return the path of a game's file, where `alfworld-download` unpacks it."""
     path = folder / "json_2.1.1" / game / "game.tw-pddl"
     if not path.is_file():
         raise UserError(f"{path}: no such file; alfworld-download fetches it (eval/README.md)")

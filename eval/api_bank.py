@@ -2,25 +2,26 @@
 
 Paper: the column "API-Bank" of the results table. It cites ToRL for the protocol, but ToRL is about
 computation with code and reports no API-Bank. *ToolRL* fits the figures: 61.6 = 368/597 and
-79.1 = 472/597. Greedy, one response per record. The paper does not say whether the mean is over the
-597 records or the three levels; both figures fit the former.
+79.1 = 472/597. The paper does not say whether the mean is over the 597 records or over the three
+levels; both figures fit the former. Here each record gets one greedy response.
 
-Usage: python -m eval api_bank --data DIR --model M. Two scorers:
+Usage: python -m eval api_bank --data DIR --model M. There are two scorers:
 
 * "toolrl" (default): the 597 records (399 + 67 + 131) and the exact-match rule of the ToolRL
-  evaluation. One JSON call per line between `<tool_call>` tags; right if any line equals the gold.
+  evaluation. It reads one JSON call per line between `<tool_call>` tags; a response is right if
+  any line equals the gold.
 * "damo": the benchmark's own evaluator on `[ApiName(key='value')]`, as far as it can be followed
   without its code and database.
 
 Deviations: the damo evaluator executes the call on a fresh database and compares input, output and
 exception, differently from API to API. Here arguments are read by the same pattern, declared names
-and types are enforced, and each API's comparison of its *inputs* is applied (COMPARE), less what it
-does with dates. Two failures are known without a database: steps that depend on an earlier call,
-and one check that never passes.
+and types are enforced, and each API's comparison of its *inputs* is applied (COMPARE), except what
+it does with dates. Two kinds of failure are known without a database: steps that depend on an
+earlier call, and one check that never passes.
 
-Known oddities, kept because the figures contain them: 8 level-1 golds use an argument
-that the tool does not document; 10 prompts are duplicates; 6 level-2 golds call a tool that the
-prompt does not list; five gold calls of BookHotel are cut off by the original converter.
+Some known oddities are kept because the figures contain them: 8 level-1 golds use an argument that
+the tool does not document; 10 prompts are duplicates; 6 level-2 golds call a tool that the prompt
+does not list; five gold calls of BookHotel are cut off by the original converter.
 """
 
 import json
@@ -52,19 +53,19 @@ def toolrl_fault(record: dict, response: str) -> str:
         try:
             call = json.loads(line)
         except (ValueError, RecursionError):
-            continue                           # prose, truncated JSON, 10,000 brackets: dropped
+            continue                           # drop prose, truncated JSON, 10,000 brackets
         seen += 1
         try:
             if isinstance(call, str):
                 call = json.loads(call)        # a call written as a JSON string
             if "name" not in call or "parameters" not in call:
-                # a bare argument object passes for the gold function
+                # a bare object of arguments passes as a call of the gold function
                 call = {"name": gold_call["name"], "parameters": call}
             if call["name"] == gold_call["name"] and call["parameters"] == gold_call["parameters"]:
                 return ""
         except (TypeError, ValueError, RecursionError):
             # The official loop stops at such a line (42, null, "text").
-            return f"line {line.strip()[:40]!r} is JSON but no call; the scan ends there"
+            return f"line {line.strip()[:40]!r} is JSON but not a call; the scan ends there"
     return "no line is the expected call" if seen else "no JSON line"
 
 
@@ -75,7 +76,7 @@ def toolrl_fault(record: dict, response: str) -> str:
 def find_call(text: str):
     """Return (name, argument text) of the first `[Name(...)]` on one line, or None; linear time.
 
-    Like a greedy pattern, the arguments reach to the last `)]` of the line.
+    As in a greedy pattern, the arguments reach to the last `)]` of the line.
     """
     for line in text.split("\n"):
         end = line.rfind(")]")
@@ -93,12 +94,12 @@ ARGUMENT = re.compile(r"""(?<!\w)(?P<name>\w+)(?!\w)\s*=\s*
 
 
 def read_arguments(text: str) -> dict:
-    """Return arguments as strings: quoted, a bracketed list, or one bare word."""
+    """Return {name: value}, values as text: quoted, a bracketed list, or one bare word."""
     return {m["name"]: m["quoted"] or m["list"] or m["word"] for m in ARGUMENT.finditer(text)}
 
 
 def convert(value, kind: str):
-    """Return a value as its declared type. Raises ValueError where the official tool manager
+    """Return a value as its declared type. Raise ValueError where the official tool manager
     does."""
     value = str(value)
     if kind == "int":
@@ -115,22 +116,22 @@ def convert(value, kind: str):
 
 
 def stripped(given, expected) -> bool:
-    """Return whether both are equal but for outer blanks."""
+    """Return whether both are equal, ignoring outer white space."""
     return str(given).strip() == str(expected).strip()
 
 
 def folded(given, expected) -> bool:
-    """Return whether both are equal but for case and outer blanks."""
+    """Return whether both are equal, ignoring case and outer white space."""
     return str(given).strip().lower() == str(expected).strip().lower()
 
 
 def unspaced(given, expected) -> bool:
-    """Return whether both are equal but for blanks (formulas)."""
+    """Return whether both are equal, ignoring all white space (formulas)."""
     return re.sub(r"\s", "", str(given)) == re.sub(r"\s", "", str(expected))
 
 
 def ignored(given, expected) -> bool:
-    """Return whether the argument isn't blank, without comparing it."""
+    """Return whether the argument is not blank; its value is not compared."""
     return bool(str(given).strip())
 
 
@@ -147,8 +148,8 @@ def similar_folded(given, expected) -> bool:
     return similar(str(given).lower(), str(expected).lower())
 
 
-# Compare arguments as the public evaluator's check of each API does; elsewhere they must be equal.
-# Its own rules for dates and health data are left out: no recorded verdict needed them.
+# Compare these arguments as the public evaluator's check of the API does; others must be equal.
+# Its special rules for dates and health data are left out: no recorded verdict needed them.
 COMPARE = {
     similar: ("AddAgenda.content", "AddMeeting.meeting_topic", "ModifyMeeting.meeting_topic",
         "QueryMeeting.meeting_topic"),
@@ -181,7 +182,7 @@ def fails_fresh(gold_call: dict, accounts: set) -> str:
     """Return why the gold call itself fails on a fresh database, or ""."""
     name, given = gold_call["name"], gold_call["parameters"]
     if name == "DeleteMeeting":
-        # It reads the field `time` of an input that has start_time and end_time.
+        # The check reads the field `time` of an input that has start_time and end_time.
         return f"the official check of {name} never passes"
     if name == "ForgotPassword" and given.get("status") == "Verification Code":
         return "the code was sent by an earlier call, which a fresh database has not seen"
@@ -191,13 +192,13 @@ def fails_fresh(gold_call: dict, accounts: set) -> str:
 
 
 def damo_fault(record: dict, response: str) -> str:
-    """Return why the original evaluator would reject, as far as the text shows, or ""."""
-    found, gold_call = find_call(response[:MAX_TEXT]), record["gold"]
-    if not found or len(found[1]) > MAX_ARGUMENTS:
-        return "no [ApiName(...)] of bearable length on one line"
-    if found[0] != gold_call["name"]:
-        return f"API {found[0][:40]!r} is not {gold_call['name']}"
-    given, declared = read_arguments(found[1]), record["parameters"]
+    """Return why the original evaluator would reject a response, as far as text shows, or ""."""
+    call, gold_call = find_call(response[:MAX_TEXT]), record["gold"]
+    if not call or len(call[1]) > MAX_ARGUMENTS:
+        return "no [ApiName(...)] of readable length on one line"
+    if call[0] != gold_call["name"]:
+        return f"API {call[0][:40]!r} is not {gold_call['name']}"
+    given, declared = read_arguments(call[1]), record["parameters"]
     for argument in given:
         if argument not in declared:
             return f"argument {argument[:40]!r} is not declared"
@@ -206,7 +207,7 @@ def damo_fault(record: dict, response: str) -> str:
                 for name, value in gold_call["parameters"].items()}
     try:
         given = {name: convert(value, declared[name]) for name, value in given.items()}
-        if not same_arguments(found[0], given, expected):
+        if not same_arguments(call[0], given, expected):
             return "the arguments are not the expected ones"
     except (ValueError, RecursionError) as error:
         return f"an argument is not of its declared type: {brief(error, 80)}"
@@ -220,9 +221,9 @@ def damo_fault(record: dict, response: str) -> str:
 def load(folder, rule: str = "toolrl") -> list[dict]:
     """Return records of API-Bank: {id, category, system, user, gold: {"name", "parameters"}}.
 
-    rule "toolrl": the 597 records of that protocol; "damo": the official calls without
-    ToolSearcher (620), also with "parameters" (declared types) and "accounts" (names in a fresh
-    database).
+    rule "toolrl" selects the 597 records of that protocol. "damo" selects the 620 official calls
+    other than ToolSearcher, which also have "parameters" (declared types) and "accounts" (names in
+    a fresh database).
     """
     if rule == "damo":
         return [r for r in load_damo(folder) if r["gold"]["name"] != "ToolSearcher"]
@@ -238,7 +239,7 @@ def load(folder, rule: str = "toolrl") -> list[dict]:
 
 
 def official_tools(folder: Path) -> tuple[dict, dict]:
-    """Return documented parameters, {name: parameters}, of (levels 1-2, level 3)."""
+    """Return the documented parameters, {name: parameters}, of levels 1 and 2, and of level 3."""
     low, high = [], []
     for row in read_array(folder / "level-1-api.json"):
         low += [json.loads(line) for line in row["instruction"].split("\n") if line.startswith("{")]
@@ -250,12 +251,12 @@ def official_tools(folder: Path) -> tuple[dict, dict]:
 
 
 def parameters_by_name(tools: list) -> dict:
-    """Return {name: parameters}; the first document of a name counts."""
+    """Return {name: parameters}; if a name has several documents, the first counts."""
     return {tool["name"]: tool["input_parameters"] for tool in reversed(tools)}
 
 
 def load_damo(folder: Path) -> list[dict]:
-    """Return the official calls, with what their prompts show."""
+    """Return the official calls as records, with what their prompts show."""
     tests = folder / "official" / "test-data"
     paths = sorted((folder / "official" / "lv1-lv2-samples").glob("*/*.jsonl"))
     samples = {path.name: read_rows(path) for path in paths}
@@ -278,7 +279,7 @@ def load_damo(folder: Path) -> list[dict]:
 
 
 def call_line(lines: list, number: int) -> dict:
-    """Return the call of sample 2i, the i-th of a dialogue (2i + 1 is the line after it)."""
+    """Return the call of sample 2i, the i-th in a dialogue (2i + 1 is the line after it)."""
     places = [i + k for i, line in enumerate(lines) if line["role"] == "API" for k in (0, 1)]
     line = lines[places[number]]
     assert line["role"] == "API", "no call at this place of the dialogue"
@@ -287,8 +288,8 @@ def call_line(lines: list, number: int) -> dict:
 
 def damo_record(name: str, level: int, api: str, given: dict, tools: dict, row: dict,
                 accounts: set) -> dict:
-    """Return one official call as a record. Six tools are in no prompt: their arguments are
-    texts."""
+    """Return one official call as a record. Six tools are in no prompt: their arguments count as
+    strings."""
     declared = {argument: spec["type"] for argument, spec in tools[api].items()} \
         if api in tools else dict.fromkeys(given, "str")
     return {"id": name, "category": f"level-{level}", "gold": {"name": api, "parameters": given},
@@ -301,12 +302,12 @@ def damo_record(name: str, level: int, api: str, given: dict, tools: dict, row: 
 
 
 def prompt(record: dict) -> list[dict]:
-    """Return chat messages with the texts of the data."""
+    """Return chat messages with the benchmark's own texts."""
     return [{"role": "system", "content": record["system"]},
             {"role": "user", "content": record["user"]}]
 
 
 def score(record: dict, response: str, rule: str = "toolrl") -> Verdict:
-    """Return the verdict on one response; pure, never raises. rule: toolrl or damo."""
+    """Return the verdict on one response; pure, never raises. rule: "toolrl" or "damo"."""
     fault = damo_fault if rule == "damo" else toolrl_fault
     return verdict(fault(record, response), "the expected call")

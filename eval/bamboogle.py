@@ -2,9 +2,9 @@
 
 Paper: the column "Bamboogle" (68.0 for Qwen2.5-7B, 76.0 for GenEnv 7B). Those figures are NOT
 string matching: the paper means ToolRL's protocol (benchmarks/Bamboogle; it writes ToRL, whose
-repository holds only mathematics): up to four turns with a live Google search, and GPT-4o judges
-"semantically the same?". Neither can be reproduced offline, so compare our number with the paper's
-with care.
+repository holds only mathematics). That allows up to four turns with a live Google search, and
+GPT-4o judges "semantically the same?". Neither can be reproduced offline, so compare our number
+with the paper's with care.
 
 Usage: python -m eval bamboogle --data DIR --model DIR
        python -m tests.verify bamboogle VERDICTS.jsonl --data DIR
@@ -12,10 +12,10 @@ Usage: python -m eval bamboogle --data DIR --model DIR
 Deviations: one turn, no tools, our own prompt. The answer is read by ToolRL's rule (the first
 <response>, else what follows </think>, else the whole text) and compared with the gold string.
 The headline metric is EM, which Search-R1 publishes for offline question answering and which has
-hardly any false positives. Cover-EM accepts nearly every text where the gold answer is the one
-letter "l", "yesterday" where it is "Yes", and any text that lists enough names. EM is a lower and
-cover-EM (always reported next to it, with token F1) roughly an upper estimate of what a judge
-accepts. There is no training part: all 125 questions are the evaluation.
+hardly any false positives. Cover-EM accepts nearly every text if the gold answer is the one letter
+"l", "yesterday" if it is "Yes", and any text that lists enough names. EM is a lower estimate of
+what a judge accepts, and cover-EM (always reported next to it, with token F1) roughly an upper one.
+There is no training part: all 125 questions are the evaluation.
 """
 import re
 import string
@@ -30,7 +30,7 @@ MAX_NEW_TOKENS = 512
 NOTE = "exact match, one turn, no search; the paper's figure: GPT-4o judge with live search"
 VARIANTS = {"searchr1": ({}, {"extraction": "searchr1"})}
 
-FILES = ("bamboogle.json", "data.json")  # ours, and the name in the ToolRL repository
+FILES = ("bamboogle.json", "data.json")  # our name, and the name in the ToolRL repository
 
 
 # ------------------------------------------------------------------------------------- data
@@ -59,9 +59,9 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize(text: str) -> str:
-    """Lower case, delete ASCII punctuation, blank articles, collapse white space.
+    """Return a text in lower case, without ASCII punctuation, articles and extra white space.
 
-    The order matters: punctuation is deleted, not blanked, so "10.8" becomes "108".
+    Punctuation is deleted first and leaves no space, so "10.8" becomes "108".
     >>> normalize("The  U.S.A. (a country)")
     'usa country'
     """
@@ -69,9 +69,9 @@ def normalize(text: str) -> str:
 
 
 def metrics(prediction: str | None, golds) -> dict:
-    """Return em, cover_em, f1, precision, recall, each the best over the gold answers.
+    """Return em, cover_em, f1, precision and recall, each the best over the gold answers.
 
-    prediction: answer text, None (nothing extracted) scores 0; golds: one text or a list of them.
+    prediction: the answer; None (nothing extracted) scores 0. golds: one text or a list of them.
     Search-R1 and FlashRAG agree on all of these.
     """
     golds = [golds] if isinstance(golds, str) else golds
@@ -88,7 +88,7 @@ def metrics(prediction: str | None, golds) -> dict:
 
 
 def _token_overlap(predicted: str, answer: str) -> dict:
-    """Return token precision, recall and F1 of two normalized texts."""
+    """Return token precision, recall and F1 of two normalized texts, or {} if all are 0."""
     closed = ("yes", "no", "noanswer")
     # A closed answer is right or wrong as a whole; a shared word earns nothing.
     if predicted != answer and (predicted in closed or answer in closed):
@@ -118,11 +118,11 @@ def extract_toolrl(text: str) -> str:
 
 
 def extract_searchr1(text: str, minimum: int = 2) -> str | None:
-    """Return the last <answer>...</answer> of a Search-R1 transcript, None with fewer than
-    `minimum`.
+    """Return the last <answer>...</answer> of a Search-R1 transcript, or None if there are fewer
+    than `minimum`.
 
-    The official rule wants two, since its prompt, part of the transcript, holds one as an example;
-    pass minimum=1 for a response without its prompt.
+    The official rule wants two, because the transcript includes the prompt, which holds one as an
+    example. Pass minimum=1 for a response without its prompt.
     """
     # Cut by hand: a lazy regular expression is quadratic on many unclosed tags.
     answers = [answer.strip() for answer in between(text, "<answer>", "</answer>")]

@@ -2,8 +2,8 @@
 
 Paper: the column "BFCL" of the results table. The paper says only that it takes the long-context
 subset "each turn independently". Our reading, the default here: turn i is asked with the function
-documents, and with the user messages, ground-truth calls and their results of all turns before it;
-734 turns, of which 3 expect no call and are left out: 731. The paper's 7.0 for Qwen2.5-7B-Instruct
+documents, and with all earlier turns (user messages, ground-truth calls and their results). Of the
+734 turns, 3 expect no call and are left out, so 731 remain. The paper's 7.0 for Qwen2.5-7B-Instruct
 equals the leaderboard's *whole-conversation* score (14 of 200 conversations), while its 41.8 for
 GenEnv is not a k/200 and fits 310/742 (the non-empty turns of the data before 2025-11-07). The two
 may not compare like with like, and neither is the baseline of our figure.
@@ -11,31 +11,33 @@ may not compare like with like, and neither is the baseline of our figure.
 Usage: `python -m eval bfcl --data DIR --model M`. `python -m eval.bfcl DIR` makes the file
 derived/long_context_turns.jsonl from the official questions and answers (needs `bfcl-eval`).
 
-Two scorers:
+There are two scorers:
 * single-turn Python categories and (ir)relevance: the official AST rules, numbered 1-7 below, for
   both response formats (`[f(a=1)]` and Qwen's `<tool_call>` blocks);
-* long-context turns: a rule without simulator (`score`), or the official one (`score_official`,
+* long-context turns: a rule without a simulator (`score`), or the official one (`score_official`,
   optional package `bfcl-eval`), which runs the calls that our literal parser accepted.
 
-The rule without simulator reasons about what the calls may do. Every function either only reads,
-moves (`cd`), or changes the state; those that change it again when repeated are listed. Then
-(a) a call that must fail (unknown name or argument, argument missing, no login, unknown access
-token) changes nothing and returns nothing of use; (b) within one class the calls that change the
-state or move must be those of the ground truth, in their order; calls of different classes do not
-meet; (c) each ground-truth call that only reads must be made between the same two changes, unless
-the string it returns was already returned before the turn; (d) what is left over may read, move
-after the last expected call, or repeat a change that has no second effect. It cannot know that two
-different calls return the same text, or that an unforeseen change fails: there it says false.
+The rule without a simulator reasons about what the calls may do. Every function either only reads,
+moves (`cd`), or changes the state; NOT_IDEMPOTENT lists those that change it again when repeated.
+Then (a) a call that must fail (unknown name or argument, missing argument, no login, unknown access
+token) changes nothing and returns nothing useful; (b) within one class, the calls that change the
+state or move must be those of the ground truth, in the same order; calls of different classes do
+not affect each other; (c) each ground-truth call that only reads must be made between the same two
+changes, unless the string it returns was already returned before the turn; (d) any other call may
+read, move after the last expected change, or repeat a change that has no second effect. The rule
+cannot know that two different calls return the same text, or that an unforeseen change fails: in
+both cases its verdict is false.
 
-Measured: 833 of the 836 recorded multi-turn verdicts; on calls altered at random (dropped, swapped,
-repeated, taken from other turns...) 96-97 % of 6,500 verdicts of the official simulator, of which
-nearly all others are too strict. All 731 gold responses pass under both.
+Measured: it agrees with 833 of the 836 recorded multi-turn verdicts. On calls altered at random
+(dropped, swapped, repeated, taken from other turns...) it agrees with 96-97 % of 6,500 verdicts of
+the official simulator; nearly all of its other verdicts are too strict. All 731 gold responses pass
+under both.
 
 Deviations:
-* the official decoder *evaluates* arithmetic in model text; here only `+ - * /` of plain numbers are
-  folded, and everything else counts as undecodable. Responses over MAX_TEXT characters and calls
-  nested deeper than CPython's own limit of 200 brackets are undecodable;
-* a response on which the official script crashes (float of a 400-digit integer) is false;
+* the official decoder *evaluates* arithmetic in model text. Here only `+ - * /` of plain numbers
+  is folded, and everything else counts as undecodable. Responses over MAX_TEXT characters and calls
+  nested deeper than CPython's own limit of 200 brackets are undecodable, too;
+* a response on which the official script crashes (float of a 400-digit integer) fails;
 * Java and JavaScript categories are not scored.
 
 Training part: the paper's number uses only the long-context turns, so the single-turn Python
@@ -78,7 +80,7 @@ MAX_CALLS = 200           # per turn; the longest ground truth has 34
 
 
 class Undecodable(ValueError):
-    """The text is not a list of calls; the message gives the reason."""
+    """Report that a text is not a list of calls; the message gives the reason."""
 
 
 # ---------------------------------------------------------------------------------------------
@@ -86,9 +88,9 @@ class Undecodable(ValueError):
 
 
 def decode(text: str, fmt: str | None = None) -> list:
-    """Return a response's calls as (name, arguments) pairs, without reasoning. Raises Undecodable.
+    """Return a response's calls as (name, arguments) pairs, without reasoning. Raise Undecodable.
 
-    fmt: "prompt" (`[f(a=1)]`), "qwen_fc" (`<tool_call>` blocks), None = by the look of the text.
+    fmt: "prompt" (`[f(a=1)]`), "qwen_fc" (`<tool_call>` blocks), None: guessed from the text.
     """
     if len(text) > MAX_TEXT:
         raise Undecodable(f"longer than {MAX_TEXT} characters")
@@ -100,7 +102,7 @@ def decode(text: str, fmt: str | None = None) -> list:
 
 
 def decode_prompt(text: str) -> list:
-    """Return calls of the prompt format: one Python list of calls, read but never evaluated."""
+    """Return the calls of the prompt format: one Python list, read but never evaluated."""
     text = text.strip("`\n ")
     if not text.startswith("["):
         text = "[" + text
@@ -136,12 +138,12 @@ def call_of(node: ast.Call) -> tuple:
 
 
 def value_of(node):
-    """Return an argument's value as the official decoder sees it; raises on what it refuses."""
+    """Return an argument's value as the official decoder sees it; raise on what it refuses."""
     match node:
         case ast.Constant():
             return "..." if node.value is Ellipsis else node.value
         case ast.UnaryOp(operand=ast.Constant(value=value)):
-            return -value                      # for any operator: `+5` is -5 there too
+            return -value                      # whatever the operator: `+5` is -5 there, too
         case ast.List():
             return [value_of(item) for item in node.elts]
         case ast.Tuple():
@@ -176,12 +178,12 @@ def fold(node):
             return -fold(node.operand)
         case ast.BinOp() if type(node.op) in BINARY:
             return BINARY[type(node.op)](fold(node.left), fold(node.right))
-    raise Undecodable("arithmetic of something else than numbers")
+    raise Undecodable("arithmetic on something other than numbers")
 
 
 def decode_qwen(text: str) -> list:
-    """Return calls of `<tool_call>` blocks, newlines needed; blocks that aren't JSON are
-    skipped."""
+    """Return the calls of `<tool_call>` blocks, which need their newlines; skip blocks that are not
+    JSON."""
     calls = []
     for block in between(text, "<tool_call>\n", "\n</tool_call>"):
         try:
@@ -191,7 +193,7 @@ def decode_qwen(text: str) -> list:
         if not isinstance(call, dict) or not isinstance(call.get("arguments"), dict):
             raise Undecodable("a <tool_call> block is not a call")
         if isinstance(call.get("name", []), (list, dict)):
-            raise Undecodable("the name in a <tool_call> block is no name")
+            raise Undecodable("the name in a <tool_call> block is not a name")
         calls.append((call["name"], dict(call["arguments"])))
     return calls
 
@@ -251,16 +253,16 @@ def value_matches(doc: dict, value, listed: list) -> bool:
     expected = PYTHON_TYPE[kind]
     if kind == "tuple" and type(value) is tuple:
         value = list(value)
-    if kind == "float" and type(value) is int:                            # rule 3: int promoted
+    if kind == "float" and type(value) is int:                            # rule 3: int to float
         try:
             value = float(value)
         except OverflowError:
             return False
     item_type = PYTHON_TYPE[doc["items"]["type"]] if kind in ("array", "tuple") else None
-    answer_type = next((type(a) for a in listed if a != ""), None)        # A of rule 5
+    answer_type = next((type(a) for a in listed if a != ""), None)        # for rule 5
     if type(value) is expected:
         if item_type and not any(items_fit(value, a, item_type) for a in listed):
-            return False                                                  # rule 4: final
+            return False                                                  # rule 4 is final
         variable = answer_type is not None and answer_type is not expected
     elif answer_type is not None and type(value) is answer_type:
         variable = True                                                   # rule 5
@@ -271,11 +273,11 @@ def value_matches(doc: dict, value, listed: list) -> bool:
     try:
         return listed_value(expected, item_type, value, listed)
     except (TypeError, AttributeError, KeyError, IndexError):
-        return False        # the official checker stops here, at answers of mixed types
+        return False        # the official checker stops here, on answers of mixed types
 
 
 def items_fit(value: list, alternative, item_type) -> bool:
-    """Apply rule 4: all items have the document's type or that of the alternative's first item."""
+    """Apply rule 4: each item has the document's type or that of the alternative's first item."""
     if not isinstance(alternative, list):
         return True
     allowed = {item_type, *[type(a) for a in alternative if a != ""][:1]}
@@ -283,7 +285,7 @@ def items_fit(value: list, alternative, item_type) -> bool:
 
 
 def listed_value(expected, item_type, value, listed: list) -> bool:
-    """Apply rule 6: the comparison by type."""
+    """Apply rule 6: compare by type."""
     if expected is dict:
         return any(dict_matches(value, a) for a in listed if a != "")
     if expected is list and item_type is dict:
@@ -304,7 +306,7 @@ def dicts_match(values: list, alternatives: list) -> bool:
 
 
 def dict_matches(value: dict, alternative: dict) -> bool:
-    """Return whether keys are known, values listed (normalised), and absent keys list ""."""
+    """Return whether keys are known, values are listed (normalised), and absent keys list ""."""
     for key, item in value.items():
         if key not in alternative or plain(item) not in [plain(a) for a in alternative[key]]:
             return False
@@ -312,14 +314,14 @@ def dict_matches(value: dict, alternative: dict) -> bool:
 
 
 def plain(value):
-    """Return strings without ` ,./-_*^`, in lower case, `'` as `"`; all else unchanged."""
+    """Return a string without ` ,./-_*^`, in lower case, with `'` as `"`; all else unchanged."""
     if type(value) is not str:
         return value
     return re.sub(r"[ ,./\-_*^]", "", value).lower().replace("'", '"')
 
 
 # ---------------------------------------------------------------------------------------------
-# long-context turns without simulator
+# long-context turns without a simulator
 
 
 FUNCTION_DOCS = {"GorillaFileSystem": "gorilla_file_system", "MathAPI": "math_api",
@@ -336,26 +338,26 @@ CONSTANT = re.compile(r"""get_(stock_info|symbol_by_name|available_stocks|flight
     |nearest_airport_by_city|zipcode_based_on_city|outside_temperature.*)$|filter_stocks_by_price$
     |list_all_airports$|compute_exchange_rate$|estimate_distance$|gallon_to_liter$
     |liter_to_gallon$""", re.VERBOSE)
-# Repeated with the same arguments these add a second entry; the others do nothing or refuse.
+# Repeated with the same arguments, these add a second entry; others do nothing or refuse.
 NOT_IDEMPOTENT = {"send_message", "delete_message", "post_tweet", "comment", "mention",
                   "create_ticket", "place_order", "fund_account", "withdraw_funds", "book_flight",
                   "register_credit_card", "purchase_insurance", "fillFuelTank"}
-# class: (key of the configuration that says "logged in", the call that logs in, who needs it)
+# class: (key of the configuration for "logged in", the call that logs in, the calls that need it)
 LOGIN = {"TicketAPI": ("current_user", "ticket_login", {"create_ticket"}),
          "MessageAPI": ("current_user", "message_login", {"send_message", "delete_message"}),
          "TwitterAPI": ("authenticated", "authenticate_twitter",
                         {"post_tweet", "retweet", "comment", "follow_user", "unfollow_user"}),
          "TradingBot": ("authenticated", "trading_login",
                         {"place_order", "cancel_order", "fund_account", "withdraw_funds"})}
-MISSING = object()  # the default of arguments without one: equals no value
-# These arguments name something that must exist; with an unknown name the call fails.
+MISSING = object()  # the default of an argument that has none: it equals no value
+# These arguments name something that must exist: with an unknown name, the call fails.
 LOOKED_UP = {"access_token", "stock", "symbol", "source", "folder", "ticket_id", "order_id",
              "booking_id", "card_id", "receiver_id"}
 LOOKED_UP_BY = {"rm": {"file_name"}, "rmdir": {"dir_name"}}
 
 
 def decode_steps(response, fmt=None) -> list[list]:
-    """Return the calls of each step of a turn; steps that do not decode are text to the user."""
+    """Return the calls of each step of a turn; a step that does not decode is text for the user."""
     steps = []
     for step in response[:MAX_CALLS] if isinstance(response, list) else [response]:
         with suppress(Undecodable):
@@ -377,12 +379,12 @@ def key_of(call: tuple, doc: dict) -> tuple:
     """Return a call in comparable form, without defaults; True, 1 and (for integers) 1.0 differ."""
     name, arguments = call
     properties = doc["parameters"]["properties"]
-    kept = {}
+    compared = {}
     for argument, value in arguments.items():
         spec = properties[argument]
         if type(value) is int and spec["type"] == "float" and abs(value) < 1e300:
             value = float(value)
-        # As a key 2.0 finds what is filed under 2; elsewhere the result shows the difference.
+        # As a key, 2.0 finds what is filed under 2; elsewhere the result shows the difference.
         is_key = name.startswith("get_") and argument.endswith("_id")
         if is_key and type(value) is float and value.is_integer():
             value = int(value)
@@ -390,15 +392,15 @@ def key_of(call: tuple, doc: dict) -> tuple:
         if value is None and default == "None":
             continue                           # documents write the default None as the text "None"
         if type(value) is not type(default) or value != default:
-            kept[argument] = value
+            compared[argument] = value
     try:
-        return name, repr(sorted(kept.items()))
+        return name, repr(sorted(compared.items()))
     except (ValueError, RecursionError):
-        return name, "unprintable"             # 5,000 digits, 900 nested lists: equal to no gold
+        return name, "unprintable"             # 5,000 digits, 900 nested lists: equals no gold
 
 
 def can_run(call: tuple, record: dict, logins: set) -> bool:
-    """Return whether a call may succeed: documented, complete, logged in, known things only."""
+    """Return whether a call may succeed: documented, complete, logged in, with known names."""
     name, arguments = call
     if name not in record["owner"]:
         return False
@@ -406,13 +408,13 @@ def can_run(call: tuple, record: dict, logins: set) -> bool:
     if set(arguments) - set(parameters["properties"]):
         return False                           # an argument that is not documented
     if set(parameters.get("required", [])) - set(arguments):
-        return False                           # one that is missing
+        return False                           # a required argument is missing
     for argument in LOOKED_UP | LOOKED_UP_BY.get(name, set()):
         if argument in arguments and not is_known(arguments[argument], record["known"]):
             return False
     cls = record["owner"][name]
     if name == "trading_login" and cls in record["logged_in"]:
-        return False                           # answered with "already logged in"
+        return False                           # the answer is "already logged in"
     _, login, needing = LOGIN.get(cls, (None, None, ()))
     return name not in needing or cls in record["logged_in"] or login in logins
 
@@ -425,15 +427,15 @@ def is_known(value, text: str) -> bool:
         return isinstance(value, float)        # 2.0 may name what is filed under 2
     if value in ("", ".."):
         return value == ".."
-    # Try the plain test first: it is fast, and a response may hold many unknown names.
+    # Make the plain test first: it is fast, and a response may hold many unknown names.
     return value in text and re.search(rf"(?<!\w){re.escape(value)}(?!\w)", text) is not None
 
 
 class Step(NamedTuple):
-    """A call that can run: what matters to the state of its class."""
+    """Hold what matters about a call that can run."""
     key: tuple     # the call in comparable form
     name: str
-    changes: bool  # whether it may change the state or move
+    changes: bool  # whether it may change its class's state or move
     result: str    # what a ground-truth call returned
 
     def moment(self, changes: int) -> int:
@@ -444,7 +446,7 @@ class Step(NamedTuple):
 def match_class(steps: list, expected: list, made: set) -> tuple[str, list]:
     """Compare the steps of one class with the expected ones, both in order.
 
-    made: keys of calls of earlier turns. Returns (why the state differs or "", expected steps whose
+    made: keys of calls of earlier turns. Return (why the state differs or "", expected steps whose
     results the model's calls did not return).
     """
     changes = [step.key for step in expected if step.changes]
@@ -477,7 +479,7 @@ def match_class(steps: list, expected: list, made: set) -> tuple[str, list]:
 
 
 def check_turn(record: dict, calls: list) -> str:
-    """Return why the calls of a long-context turn are wrong, or "" (rule without simulator)."""
+    """Return why the calls of a long-context turn are wrong, or "" (without a simulator)."""
     truth = turn_calls(record)
     if not truth:
         return ""
@@ -522,7 +524,7 @@ def check_turn(record: dict, calls: list) -> str:
 
 
 def simulator():
-    """Return the official checker's modules (executor, checker). Raises UserError without them."""
+    """Return the official modules (executor, checker). Raise UserError if they are missing."""
     try:
         from bfcl_eval.eval_checker.multi_turn_eval import multi_turn_checker, multi_turn_utils
     except ImportError as error:
@@ -543,12 +545,12 @@ NO_CALL = "no_such_function()"
 def safe_call(call: tuple, names) -> str:
     """Return the call as text for the executor: documented names and plain data only.
 
-    Anything else becomes a call that fails there, so that no model text is ever evaluated.
+    Anything else becomes a call that fails there, so no other model text is ever evaluated.
     """
     name, arguments = call
     try:
         json_value(arguments)
-    except ValueError:                         # no plain data
+    except ValueError:                         # not plain data
         return NO_CALL
     if name not in names or not all(map(str.isidentifier, arguments)):
         return NO_CALL
@@ -558,7 +560,7 @@ def safe_call(call: tuple, names) -> str:
 def score_official(record: dict, response, fmt=None) -> Verdict:
     """Return the official simulator's verdict on a long-context turn after ground-truth turns.
 
-    Raises UserError if bfcl-eval is not installed.
+    Raise UserError if bfcl-eval is not installed.
     """
     utils, checker = simulator()
     steps = []
@@ -580,7 +582,7 @@ def score_official(record: dict, response, fmt=None) -> Verdict:
 
 
 def make_turns(data) -> int:
-    """Write derived/long_context_turns.jsonl by running the ground truth in the simulator."""
+    """Run the ground truth in the simulator to write derived/long_context_turns.jsonl. Return 0."""
     folder, (utils, _) = Path(data) / NAME, simulator()
     docs, rows = function_docs(folder), []
     for entry, answer in with_answers(folder, LONG_CONTEXT):
@@ -605,9 +607,9 @@ def make_turns(data) -> int:
 def keywords(call: str, order: dict) -> str:
     """Return a ground-truth call with positional arguments named as in the function document."""
     node = ast.parse(call, mode="eval").body
-    named = dict(zip(order[node.func.id], map(ast.literal_eval, node.args)))
-    named |= {k.arg: ast.literal_eval(k.value) for k in node.keywords}
-    return call_text(node.func.id, named)
+    values = dict(zip(order[node.func.id], map(ast.literal_eval, node.args)))
+    values |= {k.arg: ast.literal_eval(k.value) for k in node.keywords}
+    return call_text(node.func.id, values)
 
 
 # ---------------------------------------------------------------------------------------------
@@ -618,7 +620,7 @@ def load(folder, split: str = "test", categories=None) -> list[dict]:
     """Return records of BFCL.
 
     split "test": the 731 long-context turns; "train": the single-turn Python categories.
-    categories: others instead.
+    categories: load these instead.
     """
     chosen = categories or ((LONG_CONTEXT,) if split == "test" else AST_CATEGORIES)
     records = [r for category in chosen for r in load_category(folder, category)]
@@ -626,7 +628,7 @@ def load(folder, split: str = "test", categories=None) -> list[dict]:
 
 
 def load_category(folder: Path, category: str) -> list[dict]:
-    """Return the records of a category; single-turn: id, category, question, function,
+    """Return the records of a category. Keys if single-turn: id, category, question, function,
     ground_truth."""
     if category == LONG_CONTEXT:
         return load_turns(folder)
@@ -646,7 +648,7 @@ def with_answers(folder: Path, category: str) -> list[tuple]:
 
 
 def function_docs(folder: Path) -> dict:
-    """Return {class name: function documents} without `response`, half of the tokens."""
+    """Return {class name: function documents} without `response`, which is half of the tokens."""
     docs = {}
     for name, file in FUNCTION_DOCS.items():
         rows = read_rows(folder / "multi_turn_func_doc" / f"{file}.json")
@@ -670,7 +672,7 @@ def load_turns(folder: Path) -> list[dict]:
 
 
 def turn_record(row: dict, before: list, docs: dict, entry: dict) -> dict:
-    """Return one long-context turn with its history, documents and what the scorer needs."""
+    """Return one long-context turn with its history, its documents and what the scorer needs."""
     record = {"id": f"{row['id']}:{row['turn']}", "category": LONG_CONTEXT}
     # Set what is asked, and with which functions; some are hidden from the model.
     hidden = entry.get("excluded_function", [])
@@ -686,7 +688,7 @@ def turn_record(row: dict, before: list, docs: dict, entry: dict) -> dict:
     record["before"] = before[:]
     record["earlier_results"] = [result for turn in before for result in turn["gt_results"]]
     record["made"] = [decode_prompt(call)[0] for turn in before for call in turn["gt_calls_kw"]]
-    # Set who is logged in, from the start or by an earlier call.
+    # Set who is logged in, from the start or since an earlier call.
     start = entry["initial_config"]
     record["initial_config"] = start
     record["logins"] = {call.split("(")[0] for turn in before for call in turn["gt_calls"]}
@@ -714,16 +716,16 @@ The results of earlier calls are given to you.
 
 
 def prompt(record: dict) -> list[dict]:
-    """Return chat messages; documents in the system message, history as a conversation."""
+    """Return chat messages: documents in the system message, the history as a conversation."""
     turns = record["category"] == LONG_CONTEXT
     docs = record["shown"] if turns else record["function"]
     system = INSTRUCTIONS + (INSTRUCTIONS_TURNS if turns else "") + "\nFunctions:\n" \
         + "\n".join(json.dumps(doc, ensure_ascii=False) for doc in docs)
     if not turns:
-        asked = record["question"][0]
-        extra = [m["content"] for m in asked if m["role"] == "system"]
+        question = record["question"][0]
+        extra = [m["content"] for m in question if m["role"] == "system"]
         return [{"role": "system", "content": "\n\n".join([system] + extra)}] \
-            + [dict(m) for m in asked if m["role"] != "system"]
+            + [dict(m) for m in question if m["role"] != "system"]
     messages = [{"role": "system", "content": system}]
     for past in record["before"]:
         messages.append({"role": "user", "content": "\n".join(past["user"])})
@@ -744,7 +746,7 @@ def score(record: dict, response, fmt: str | None = None, official: bool = False
     """Return the verdict on one response; pure, raises on no text, evaluates nothing.
 
     response: text, or for a long-context turn also a list of texts (steps). fmt: see decode.
-    official: a long-context turn goes to the official simulator.
+    official: judge a long-context turn with the official simulator.
     """
     if official:
         return score_official(record, response, fmt)
@@ -766,16 +768,16 @@ def score(record: dict, response, fmt: str | None = None, official: bool = False
 
 
 def base_task(record: dict) -> dict | None:
-    """Return a single-turn record as base task {"task", "tools", "calls"}.
+    """Return a single-turn record as a base task {"task", "tools", "calls"}.
 
-    Returns None if it is asked in several messages, or if no response passes.
+    Return None if the record has several messages, or if its gold calls do not pass.
     """
-    asked, calls = record["question"][0], gold_calls(record)
-    if len(asked) != 1 or asked[0]["role"] != "user" or check_ast(record, calls):
+    question, calls = record["question"][0], gold_calls(record)
+    if len(question) != 1 or question[0]["role"] != "user" or check_ast(record, calls):
         return None
     tools = [{"name": doc["name"], "description": doc.get("description", ""),
               "parameters": json_schema(doc["parameters"])} for doc in record["function"]]
-    return {"task": asked[0]["content"], "tools": tools,
+    return {"task": question[0]["content"], "tools": tools,
             "calls": [{"name": name, "arguments": arguments} for name, arguments in calls]}
 
 
@@ -794,7 +796,7 @@ def gold_calls(record: dict) -> list[tuple]:
                 continue
             # An answer may name an argument that the document lacks: then nothing can pass.
             spec = parameters["properties"].get(argument, {"type": "any"})
-            # A required list whose answer lists "" is passed by the empty list.
+            # The empty list passes for a required list whose answer lists "".
             values = [settle(a) for a in alternatives] + [[]]
             arguments[argument] = next(
                 (v for v in values if value_matches(spec, v, alternatives)), values[0])
@@ -803,7 +805,7 @@ def gold_calls(record: dict) -> list[tuple]:
 
 
 def settle(value):
-    """Return a ground-truth alternative as a plain value: its dicts hold lists of alternatives."""
+    """Return a ground-truth alternative as a plain value; its dicts hold lists of alternatives."""
     if isinstance(value, dict):
         return {k: v[0] for k, v in value.items() if v and v[0] != ""}
     if isinstance(value, list):
@@ -812,7 +814,7 @@ def settle(value):
 
 
 def json_schema(spec: dict) -> dict:
-    """Return a BFCL parameter document as JSON schema: dict, float, tuple, any by JSON names."""
+    """Return a BFCL parameter document as a JSON schema, with the types' JSON names."""
     names = {"dict": "object", "float": "number", "tuple": "array"}
     schema = {k: v for k, v in spec.items() if k in ("description", "enum", "default", "required")}
     if spec.get("type") not in (None, "any"):

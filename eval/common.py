@@ -6,7 +6,7 @@ Each benchmark is one flat module with the same few functions:
     prompt(record)            -> chat messages (list of {"role", "content"})
     score(record, response)   -> Verdict; pure, raises on no text, never executes text
     base_task(record)         -> optional: a training record in the format of --base-tasks, or None
-    overall(verdicts)         -> optional: the score in percent where it is not the mean
+    overall(verdicts)         -> optional: the score in percent, if it is not the mean
 
 and the constants NAME, PAPER (the paper's figures in percent, by system), MAX_NEW_TOKENS, VARIANTS
 ({name: (arguments of load, arguments of score)}, other protocols or parts of the benchmark).
@@ -25,7 +25,7 @@ from errors import one_line
 
 @dataclass
 class Verdict:
-    """The result of one response.
+    """Hold the result of one response.
 
     ok: the benchmark's own pass/fail; score: in [0, 1], averaged over responses;
     reason: one plain sentence; extra: further metrics of the benchmark (F1, per-constraint...).
@@ -37,7 +37,7 @@ class Verdict:
 
 
 def verdict(reason: str, right: str) -> Verdict:
-    """Return a verdict from the reason of failure; "" is a pass, whose reason is `right`."""
+    """Return a verdict from the reason for failure; "" is a pass, with the reason `right`."""
     return Verdict(not reason, float(not reason), reason or right)
 
 
@@ -46,7 +46,7 @@ def verdict(reason: str, right: str) -> Verdict:
 
 
 def load_records(module, data, **options) -> list[dict]:
-    """Return the records of one benchmark, from the folder `data`/NAME. Raises UserError if they
+    """Return the records of one benchmark, from the folder `data`/NAME. Raise UserError if they
     are missing or incomplete."""
     folder = Path(data) / module.NAME
     with one_line(folder, "is malformed"):
@@ -54,7 +54,7 @@ def load_records(module, data, **options) -> list[dict]:
 
 
 def unzipped(path) -> bytes:
-    """Return the contents of a file, or of its twin `path`.gz. Raises UserError if unreadable."""
+    """Return the contents of a file, or of its twin `path`.gz. Raise UserError if unreadable."""
     twin = Path(f"{path}.gz")
     with one_line(path, "cannot be read"):
         return gzip.decompress(twin.read_bytes()) if twin.is_file() else Path(path).read_bytes()
@@ -72,7 +72,7 @@ def read_array(path) -> list[dict]:
 
 
 def brief(text, width: int = 160) -> str:
-    """Return a text, or that of an exception, on one printable line of at most `width`
+    """Return a text, or the text of an exception, as one printable line of at most `width`
     characters."""
     words = (str(text) or type(text).__name__).split()
     # Model text may hold lone surrogates.
@@ -84,7 +84,7 @@ def brief(text, width: int = 160) -> str:
 
 
 def spread(records: list, limit) -> list:
-    """Return at most `limit` records, evenly spread; None: all of them."""
+    """Return at most `limit` records, evenly spread; all of them if it is None."""
     if limit is None or limit >= len(records):
         return records
     return [records[i * len(records) // limit] for i in range(limit)]
@@ -96,7 +96,7 @@ def mean_score(verdicts) -> float:
 
 
 def bootstrap(verdicts: list, overall) -> tuple[float, float]:
-    """Return the 95 % percentile interval of overall(verdicts), drawn with replacement.
+    """Return the 95 % bootstrap interval of overall(verdicts): percentiles of 1,000 resamples.
 
     It has no width if all verdicts are equal.
     """
@@ -106,9 +106,9 @@ def bootstrap(verdicts: list, overall) -> tuple[float, float]:
 
 
 def results(records: list, verdicts: list, overall) -> dict:
-    """Return {"score", "n", "interval_95", "categories", "metrics"} of a benchmark, in percent.
+    """Return {"score", "n", "interval_95", "passed", "categories", "metrics"} of a benchmark.
 
-    metrics: means of the numbers in the verdicts' extra, not in percent.
+    Scores and interval are in percent. metrics: means of the numbers in the verdicts' extra.
     """
     groups = {}
     for record, one in zip(records, verdicts):

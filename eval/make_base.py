@@ -1,4 +1,4 @@
-"""Make base tasks for training from what a benchmark does not evaluate.
+"""Make base tasks for training from the part of a benchmark that is not evaluated.
 
 Paper: its base set (544 samples) was never published.
 
@@ -7,9 +7,9 @@ Usage:
     python -m eval.make_base BENCH --data DIR --out base.jsonl
     python genenv.py --world tool_calls --base-tasks base.jsonl ...
 
-BENCH is bfcl (the single-turn Python categories; the evaluation is the long-context turns) or
-travelplanner (the 45 training queries). One JSON object per line: {"task", "tools"?, "calls"?,
-"reference"?}, the format that worlds/tool_calls.py documents; records that its reader would refuse
+BENCH is bfcl (the single-turn Python categories; the evaluation uses the long-context turns) or
+travelplanner (the 45 training queries). Each line is a JSON object {"task", "tools"?, "calls"?,
+"reference"?}, the format that worlds/tool_calls.py documents. Records that its reader would refuse
 are left out and counted. If the id or request of a record is in the evaluation part, the program
 stops and writes nothing: it compares texts, and does not trust the benchmark module.
 """
@@ -29,12 +29,12 @@ MODULES = {module.NAME: module for module in (bfcl, travelplanner)}
 
 
 def main(argv=None) -> int:
-    """Write base tasks; returns the exit code: 0, or 2 on bad input with one line on stderr."""
+    """Write base tasks. Return the exit code: 0, or 2 on bad input with one line on stderr."""
     return exit_code(lambda: run(argv))
 
 
 def run(argv) -> int:
-    """Parse the options, collect the base tasks, write them."""
+    """Parse the options, collect the base tasks, and write them. Return 0."""
     parser = Parser(prog="python -m eval.make_base", description=__doc__.split("\n\n")[0])
     parser.add_argument("bench", choices=MODULES)
     parser.add_argument("--data", required=True, metavar="DIR")
@@ -52,7 +52,7 @@ def run(argv) -> int:
 def base_tasks(bench: str, data) -> tuple[list, Counter]:
     """Return (distinct base tasks, records left out by reason) of a benchmark's training part.
 
-    Raises UserError if a record is in the evaluation part.
+    Raise UserError if a record is in the evaluation part.
     """
     module = MODULES[bench]
     evaluated = set()
@@ -66,15 +66,15 @@ def base_tasks(bench: str, data) -> tuple[list, Counter]:
             continue
         if evaluated & marks(record, task["task"]):
             raise UserError(
-                f"{bench}: refusing to write {record['id']!r}, it is in the evaluation part"
+                f"{bench}: refusing to write {record['id']!r}: it is in the evaluation part"
             )
         try:
-            # Check as strictly as a simulator's task: its text must ask for something.
+            # Check it as strictly as a simulator's task: its text must ask for something.
             make_task(task, "env")
         except InvalidTask as fault:
             faults[str(fault)] += 1
             continue
-        # Drop duplicates, which would count twice in the base set.
+        # Drop duplicates: they would count twice in the base set.
         tasks[json.dumps(task, sort_keys=True)] = task
     return list(tasks.values()), faults
 

@@ -4,10 +4,10 @@ Paper: the column "TravelPlanner" (14.3 for Qwen2.5-7B, 16.6 for GenEnv 7B). A m
 request with all reference information and writes a day-by-day plan; the plan is checked against
 eight commonsense constraints and, if it gets that far, five hard ones. The paper's number is the
 mean of four rates on the 180 validation queries: commonsense micro and macro, hard micro and macro.
-The paper does not say which version of the within-city rule it ran: the old one (default, the code
-behind the figures published up to 2025-11-07) tests a stay day's city character by character,
+The paper does not say which version of the within-city rule it ran. The old one (default, the code
+behind the figures published up to 2025-11-07) tests a stay day's city character by character;
 `--variant fixed` is the upstream one-line repair of that date. Nor does it say whether its figure
-is sole-planning or two-stage: sole-planning, which needs no tools, is scored here.
+is for sole-planning or two-stage; sole-planning, which needs no tools, is scored here.
 
 Usage: python -m eval travelplanner --data DIR --model DIR [--variant fixed]
        python -m tests.verify travelplanner VERDICTS.jsonl --data DIR
@@ -22,9 +22,9 @@ Deviations:
 * The reference information in the prompt omits columns that no rule reads (coordinates, addresses,
   web sites, ratings): 10,600 characters on average instead of 26,300.
 * Only JSON is read: a plan written as a Python literal counts as not delivered.
-* A plan on which the official evaluator stops with an exception fails, with the reason.
-* The official flight table has 4 million rows. With the subset of flights that the
-  reference information shows, an invented number is "not in the database" just the same.
+* A plan fails if the official evaluator stops on it with an exception, which is then the reason.
+* The official flight table has 4 million rows. With the subset of flights that the reference
+  information shows, an invented number is "not in the database" just the same.
 """
 import ast
 import csv
@@ -42,7 +42,7 @@ from eval.common import Verdict, read_rows, unzipped
 NAME = "travelplanner"
 PAPER = {"Qwen2.5-7B": 14.3, "GenEnv 7B": 16.6}
 MAX_NEW_TOKENS = 2048  # the longest training plan is 3,600 characters of JSON
-MAX_PLAN_CHARS = 20_000  # longer texts are not plans; this bounds the cost of scoring
+MAX_PLAN_CHARS = 20_000  # longer texts are not read as plans, to bound the cost of scoring
 PARTS = {"test": "validation", "train": "train"}  # our split -> the official part
 VARIANTS = {"fixed": ({"fixed": True}, {})}
 NOTE = "sole-planning, mean of four rates, old within-city rule (--variant fixed: the repaired one)"
@@ -78,11 +78,11 @@ NUMBERS = ("Average Cost", "price", "minimum nights", "maximum occupancy")
 
 @functools.cache
 def database(folder: str) -> dict:
-    """Return the tables of `folder`/database, loaded once and indexed.
+    """Return an index of the tables in `folder`/database, loaded once.
 
-    Returns {"restaurants" | "attractions" | "hotels": {city: [(name, row)]}, "flights": {number:
+    It is {"restaurants" | "attractions" | "hotels": {city: [(name, row)]}, "flights": {number:
     [(price, origin, destination)]}, "roads": {(origin, destination): km or None}, "states": {city:
-    state}}. Rows keep the order of the files, since attributes come from the first row that
+    state}}. Rows keep the order of the files, because attributes come from the first row that
     matches.
     """
     root = Path(folder) / "database"
@@ -108,7 +108,7 @@ def _by_city(path, city, name) -> dict:
 
 
 def _flights(folder) -> dict:
-    """Return the full table, else the subset that the reference information shows."""
+    """Return the full flight table, or else the subset that the reference information shows."""
     names = ("clean_Flights_2022.csv", "clean_Flights_2022.subset.csv")
     path = next((folder / n for n in names if (folder / n).is_file()), folder / names[0])
     table = {}
@@ -119,13 +119,13 @@ def _flights(folder) -> dict:
 
 
 def _roads(path) -> dict:
-    """Return kilometres, None where there is no road or the drive takes more than a day."""
+    """Return road kilometres, None where there is no road or the drive takes a day or more."""
     table = {}
     for row in _table(path):
         km = None
         if row["distance"] and "day" not in row["duration"]:
             km = float(row["distance"].replace("km", "").replace(",", ""))
-        # Pairs occur twice: the first row counts, even an empty one.
+        # Pairs occur twice: the first row counts, even if it is empty.
         table.setdefault((row["origin"], row["destination"]), km)
     return table
 
@@ -135,9 +135,9 @@ def load(folder, split: str = "test", fixed: bool = False) -> list[dict]:
     (45).
 
     A record is the official query (org, dest, days, people_number, local_constraint, budget,
-    query, level, ...) with "id", "category" (the level), "data" (the folder that the scorer finds
-    the database in), "reference" (reference information), "fixed" (whether the repaired within-city
-    rule judges it) and, in the training part, "annotated_plan".
+    query, level, ...) with "id", "category" (the level), "data" (the folder in which the scorer
+    finds the database), "reference" (reference information), "fixed" (whether the repaired
+    within-city rule judges it) and, in the training part, "annotated_plan".
     """
     part = PARTS[split]
     queries = list(map(_query, _table(folder / f"{part}.csv")))
@@ -192,8 +192,8 @@ _COLUMNS = {"Attractions": ("Name",), "Restaurants": ("Name", "Average Cost", "C
 def reference_text(record, keep=None) -> str:
     """Return the reference information as small tables, cells separated by " | ".
 
-    keep: a text; tables are cut to four rows, besides those whose name, with a comma behind it,
-    occurs in it.
+    keep: a text. It cuts tables to four rows, or to all rows whose name, followed by a comma,
+    occurs in it, if these are more.
     """
     parts = []
     for title, entry in record["reference"].items():
@@ -203,8 +203,8 @@ def reference_text(record, keep=None) -> str:
         columns = _COLUMNS[title.split(" ")[0]]
         if keep is not None:
             # Keep what the reference uses: a base task must stay solvable.
-            named = [r for r in entry if f"{r[columns[0]]}," in keep]
-            entry = named + [r for r in entry if r not in named][:max(0, 4 - len(named))]
+            first = [r for r in entry if f"{r[columns[0]]}," in keep]
+            entry = first + [r for r in entry if r not in first][:max(0, 4 - len(first))]
         lines = [" | ".join(str(row[name]) for name in columns) for row in entry]
         parts.append("\n".join([f"{title}:", " | ".join(columns), *lines]))
     return "\n\n".join(parts)
@@ -218,9 +218,9 @@ def prompt(record) -> list[dict]:
 
 
 def base_task(record) -> dict:
-    """Return a training query as a base task {"task", "reference"}: the annotated plan.
+    """Return a training query as a base task {"task", "reference"}, the latter its annotated plan.
 
-    The tables are cut to four rows, besides those that the annotated plan names.
+    Tables are cut to four rows, or to the rows that the annotated plan names, if these are more.
     """
     plan = [day for day in record["annotated_plan"] if day]
     answer = json.dumps(plan, ensure_ascii=False)
@@ -236,7 +236,7 @@ def base_task(record) -> dict:
 def parse_plan(text: str):
     """Return the plan of a response, a list of days, or None if unreadable.
 
-    It is the first JSON list of objects in the text after the last </think>, keys in any case and
+    The plan is the first JSON list of objects after the last </think>. Its keys may be in any case,
     with spaces or underscores.
     """
     text = text.rpartition("</think>")[2]
@@ -249,7 +249,7 @@ def parse_plan(text: str):
             days, _ = decoder.raw_decode(text, match.start())
         except (ValueError, RecursionError):
             continue
-        # Anything but objects between the days crashes the official evaluator.
+        # Keep anything else between the days: it crashes the official evaluator.
         if any(day and isinstance(day, dict) for day in days):
             return [_with_field_names(day) if isinstance(day, dict) else day for day in days]
     return None
@@ -261,7 +261,7 @@ def _with_field_names(day: dict) -> dict:
 
 
 # ---------------------------------------------------------------------------- text helpers
-# They raise TypeError on anything but text, as the official regular expressions do: so a number or
+# They raise TypeError on anything but text, as the official regular expressions do. So a number or
 # an object in a plan is a "crash".
 
 def _text(value) -> str:
@@ -273,16 +273,16 @@ def _text(value) -> str:
 def from_to(text: str):
     """Return (A, B) of the first "from A to B", else (None, None).
 
-    The official pattern takes quadratic time: only the first 300 characters are read.
+    The official pattern takes quadratic time, so only the first 300 characters are read.
     >>> from_to("Taxi, from New York to Reno(Nevada), cost: 4")
     ('New York', 'Reno(Nevada)')
     """
-    found = re.search(r"from\s+(.+?)\s+to\s+([^,]+)(?=[,\s]|$)", _text(text)[:300])
-    return found.groups() if found else (None, None)
+    match = re.search(r"from\s+(.+?)\s+to\s+([^,]+)(?=[,\s]|$)", _text(text)[:300])
+    return match.groups() if match else (None, None)
 
 
 def before_paren(text: str) -> str:
-    """Return the text before the first closed "(", else the text; not stripped.
+    """Return the text before the first "(" that is closed, else all of it; not stripped.
 
     >>> before_paren("Abilene(Texas)"), before_paren("Reno (Nevada")
     ('Abilene', 'Reno (Nevada')
@@ -316,7 +316,7 @@ def _km(db, origin, destination):
 
 
 def _days(query, plan):
-    """Yield (number, day), no more days than the query asks for."""
+    """Yield (number, day), for no more days than the query asks for."""
     for index in range(min(query["days"], len(plan))):
         yield index + 1, plan[index]
 
@@ -334,7 +334,7 @@ def _meals(day):
 
 
 def _attractions(day) -> list:
-    """Return the attractions of a day; text after the last semicolon is ignored."""
+    """Return the attractions of a day; ignore the text after the last semicolon."""
     return day["attraction"].split(";")[:-1] if _filled(day, "attraction") else []
 
 
@@ -349,7 +349,7 @@ def _show(value) -> str:
 
 def _route(query, plan):
     """Return (cities in order, None), or (None, reason) if the trip starts in a wrong city."""
-    # "from" anywhere makes a day of travel: "from Reno" without " to " is a crash.
+    # "from" anywhere makes a day of travel; "from Reno" without " to " is a crash.
     route = []
     for number, day in _days(query, plan):
         if "from" not in day["current_city"]:
@@ -363,7 +363,7 @@ def _route(query, plan):
 
 
 def city_route(query, plan, db):
-    """1. A closed tour of three stops or more through known cities, each visited in one go."""
+    """Apply rule 1: a closed tour of three stops or more in known cities, each visited in one go."""
     route, wrong_start = _route(query, plan)
     if wrong_start:
         return wrong_start
@@ -383,7 +383,7 @@ def city_route(query, plan, db):
 
 
 def _is_sequence(route) -> bool:
-    """Return whether no run of equal cities recurs (but at the ends) and none inside is single."""
+    """Return whether no run of equal cities recurs (except at the ends) or has length 1 inside."""
     if len(route) < 3:
         return False
     last, visited, start = len(route) - 1, set(), 0
@@ -399,7 +399,7 @@ def _is_sequence(route) -> bool:
 
 
 def diverse_restaurants(query, plan, db):
-    """2. No restaurant text occurs twice."""
+    """Apply rule 2: no restaurant text occurs twice."""
     seen = []  # a list: values need not be hashable
     for number, day in _days(query, plan):
         for meal, text in _meals(day):
@@ -410,7 +410,7 @@ def diverse_restaurants(query, plan, db):
 
 
 def diverse_attractions(query, plan, db):
-    """3. No attraction occurs twice; text after the last semicolon is ignored."""
+    """Apply rule 3: no attraction occurs twice; text after the last semicolon is ignored."""
     seen = set()
     for number, day in _days(query, plan):
         for piece in _attractions(day):
@@ -421,7 +421,7 @@ def diverse_attractions(query, plan, db):
 
 
 def minimum_nights(query, plan, db):
-    """4. Every stay lasts the minimum nights, as far as the name fits exactly one hotel."""
+    """Apply rule 4: every stay lasts the minimum nights, if its name fits exactly one hotel."""
     stays = []
     for number, day in _days(query, plan):
         if "accommodation" not in day:
@@ -430,21 +430,21 @@ def minimum_nights(query, plan, db):
     # Unknown and ambiguous names pass here.
     for hotel, run in itertools.groupby(stays):
         if hotel not in ("-", ""):
-            nights, found = sum(1 for _ in run), hits(db["hotels"], hotel)
-            if len(found) == 1 and nights < found[0]["minimum nights"]:
-                return f"{_show(hotel)} is for {found[0]['minimum nights']:g} nights or more"
+            nights, rows = sum(1 for _ in run), hits(db["hotels"], hotel)
+            if len(rows) == 1 and nights < rows[0]["minimum nights"]:
+                return f"{_show(hotel)} is for {rows[0]['minimum nights']:g} nights or more"
     return ""
 
 
 def _mode(text):
-    """Return taxi, self-driving or flight: the first of them that the text mentions."""
+    """Return the first of taxi, self-driving and flight, in this order, that a text mentions."""
     text = text.lower()
     return next((mode for mode in ("taxi", "self-driving", "flight") if mode in text), None)
 
 
 def consistent_transportation(query, plan, db):
-    """5. Day 1 has transportation, and no car is mixed with flights or taxis."""
-    # Day 1 must name the transportation: a missing key is a crash.
+    """Apply rule 5: day 1 has transportation, and self-driving excludes flights and taxis."""
+    # Day 1 must have the key: its absence is a crash.
     first = plan[0]["transportation"]
     if not first or first == "-":
         return "day 1 has no transportation"
@@ -460,8 +460,8 @@ def consistent_transportation(query, plan, db):
 def _stops(city_text, fixed):
     """Return the cities of a day, in order.
 
-    Until the fix of 2025-11-07 the official code looped over a stay day's city as if it were a
-    list, so that its single CHARACTERS are the stops: the old rule returns the text itself.
+    Until the fix of 2025-11-07, the official code looped over a stay day's city as if it were a
+    list, so its single CHARACTERS are the stops: for the old rule this returns the text itself.
     """
     if "from" in city_text:
         return [before_paren(city) for city in from_to(city_text)]
@@ -475,7 +475,7 @@ def _is_there(place, stops) -> bool:
 
 
 def within_city(query, plan, db):
-    """6. Meals, attractions and hotel lie in the day's city, the transportation names it."""
+    """Apply rule 6: meals, attractions and hotel lie in the day's city; transportation names it."""
     for number, day in _days(query, plan):
         stops = _stops(day["current_city"], query["fixed"])
         if _filled(day, "transportation"):
@@ -493,18 +493,18 @@ def within_city(query, plan, db):
 
 
 def within_sandbox(query, plan, db):
-    """7. Flights, roads, restaurants, attractions and hotels exist in the database."""
+    """Apply rule 7: flights, roads, restaurants, attractions and hotels are in the database."""
     for number, day in _days(query, plan):
         trip = day["transportation"]  # a missing key is an exception here, unlike below
         if trip and trip != "-" and not _trip_exists(day, trip, db):
             return f"day {number}: {_show(trip)} is not in the database"
-        for table, what, text in _named(day):
+        for table, what, text in _places(day):
             if not hits(db[table], text):
                 return f"day {number}: the {what} {_show(text)} is not in the database"
     return ""
 
 
-def _named(day):
+def _places(day):
     """Yield (table, what it is, text) of all meals, attractions and hotels of a day."""
     for meal, text in _meals(day):
         yield "restaurants", meal, text
@@ -521,7 +521,7 @@ def _leg(day, trip):
 
 
 def _flight_number(trip) -> str:
-    """Return the number after the exact label. Raises IndexError without it, as officially."""
+    """Return the number after the exact label. Raise IndexError if it is missing, as officially."""
     return trip.split("Flight Number: ")[1].split(",")[0]
 
 
@@ -541,7 +541,7 @@ def _trip_exists(day, trip, db) -> bool:
 
 
 def complete(query, plan, db):
-    """8. All days, cities and entries that the trip needs are there, at least half of it filled."""
+    """Apply rule 8: all needed days, cities and entries are there, at least half of them filled."""
     # Days beyond the end of the trip may be empty objects or carry a stock phrase.
     used = sum(day != {} and day["current_city"] != UNUSED_DAY for _, day in _days(query, plan))
     if used != query["days"]:
@@ -573,7 +573,7 @@ def _gap(query, number, day) -> str | None:
     city, empty = day["current_city"], ["", "-"]
     if ("from " in city or "to " in city) and day["transportation"] in empty:
         return "transportation although it is a day of travel"
-    # Here " to " has a leading blank: "Sacramento (California)" is travel above and a stay here.
+    # Here " to " begins with a space: "Sacramento (California)" is travel above, a stay here.
     if "from " not in city and " to " not in city and day["attraction"] in empty:
         return "attraction although it is a day without travel"
     # The last night is spent at home.
@@ -598,14 +598,17 @@ COMMONSENSE = {"is_reasonable_visiting_city": city_route,
 # ------------------------------------------------------------------- five hard constraints
 
 def _stays(query, plan, db):
-    """Yield the first matching hotel of each night that names a known one."""
+    """Yield, for each night that names a known hotel, the first that matches."""
     for _, day in _days(query, plan):
         if _filled(day, "accommodation"):
             yield from hits(db["hotels"], day["accommodation"])[:1]
 
 
 def total_cost(query, plan, db) -> float:
-    """Return dollars for all travellers: trips, meals, and nights in as many rooms as needed."""
+    """Return dollars for all travellers: trips, meals, and nights in as many rooms as needed.
+
+    Hard rule 1 compares them with the budget.
+    """
     people, cost = query["people_number"], 0
     for _, day in _days(query, plan):
         if _filled(day, "transportation"):
@@ -627,8 +630,8 @@ def _trip_cost(day, trip, people, db) -> float:
     if origin is None:
         return 0
     if "flight number" in trip.lower():
-        found = db["flights"].get(_flight_number(trip))  # by number only
-        return found[0][0] * people if found else 0
+        fares = db["flights"].get(_flight_number(trip))  # by number only
+        return fares[0][0] * people if fares else 0
     # Unlike `_mode`, the price looks for self-driving before taxi.
     if "self-driving" in trip.lower():
         return int(_km(db, origin, destination) * 0.05) * math.ceil(people / 5)
@@ -638,7 +641,7 @@ def _trip_cost(day, trip, people, db) -> float:
 
 
 def room_rule(query, plan, db):
-    """Hard 2. No hotel forbids what the travellers need."""
+    """Apply hard rule 2: no hotel forbids what the travellers need."""
     need = query["local_constraint"]["house rule"]
     if need is None:
         return None
@@ -649,7 +652,7 @@ def room_rule(query, plan, db):
 
 
 def room_type(query, plan, db):
-    """Hard 3. Every hotel is of the wanted type."""
+    """Apply hard rule 3: every hotel is of the wanted type."""
     want = query["local_constraint"]["room type"]
     if want is None:
         return None
@@ -663,7 +666,7 @@ def room_type(query, plan, db):
 
 
 def cuisine(query, plan, db):
-    """Hard 4. Every wanted cuisine is eaten away from home."""
+    """Apply hard rule 4: every wanted cuisine is eaten away from home."""
     wanted = query["local_constraint"]["cuisine"]
     if not wanted:
         return None
@@ -671,7 +674,7 @@ def cuisine(query, plan, db):
     for _, day in _days(query, plan):
         for _, text in _meals(day):
             if name_city(text)[1] == query["org"]:
-                break  # a meal at home ends the day, even its later meals elsewhere
+                break  # a meal at home ends the day: later meals elsewhere do not count
             for restaurant in hits(db["restaurants"], text)[:1]:
                 eaten |= {kind for kind in wanted if kind in restaurant["Cuisines"]}
     missing = [kind for kind in wanted if kind not in eaten]
@@ -679,7 +682,7 @@ def cuisine(query, plan, db):
 
 
 def transportation(query, plan, db):
-    """Hard 5. The unwanted means of travel is not named, in the official spelling."""
+    """Apply hard rule 5: no trip names the unwanted means of travel in the official spelling."""
     limit = query["local_constraint"]["transportation"]
     if limit is None:
         return None
@@ -700,16 +703,16 @@ HARD = {"valid_cuisine": cuisine, "valid_room_rule": room_rule,
 def judge(query, plan, db) -> dict:
     """Return the official verdict on a plan of any shape; never raises.
 
-    Returns {"delivered", "crash" (text or None), "commonsense" and "hard" ({name: why it is broken,
+    It is {"delivered", "crash" (text or None), "commonsense" and "hard" ({name: why it is broken,
     "", or None where nothing is asked}; None where a stage was not reached), "commonsense_pass",
     "hard_pass", "final_pass", "total_cost" (or None)}.
     """
     crash = soft = hard = cost = None
-    # null, "", [] and {} are not plans; any other shape is delivered and may crash below.
+    # null, "", [] and {} are not plans; any other shape counts as delivered and may crash below.
     if plan:
         try:
             soft = {name: rule(query, plan, db) for name, rule in COMMONSENSE.items()}
-            # Hard constraints count only for complete plans without inventions.
+            # Hard constraints are checked only for complete plans without inventions.
             if not (soft["is_not_absent"] or soft["is_valid_information_in_sandbox"]):
                 hard = {name: rule(query, plan, db) for name, rule in HARD.items()}
                 cost = total_cost(query, plan, db)
@@ -730,8 +733,8 @@ def judge(query, plan, db) -> dict:
 def score(record, response: str) -> Verdict:
     """Return the verdict on one response. ok: the plan passes everything (the official final pass).
 
-    extra: what the official rates are taken of, see `overall`. score: the mean of this plan's four
-    parts; pooled over plans as the official rates are, they may give a slightly different number.
+    extra: what the official rates are made of, see `overall`. score: the mean of this plan's four
+    parts. The official rates pool the parts over plans, which may give a slightly different number.
     """
     result = judge(record, parse_plan(response), database(record["data"]))
     hard_checks = 1 + sum(record["local_constraint"][wish] is not None for wish in WISHES)
@@ -746,12 +749,12 @@ def score(record, response: str) -> Verdict:
 
 
 def _passed(checks) -> int:
-    """Return how many checks of a stage are met (none if it was not reached)."""
+    """Return how many checks of a stage are met (0 if it was not reached)."""
     return list((checks or {}).values()).count("")
 
 
 def _reason(verdict) -> str:
-    """Return a sentence on what failed, first things first."""
+    """Return a sentence that says what failed, earliest stage first."""
     if not verdict["delivered"]:
         return "no list of days can be read from the response"
     if verdict["crash"]:
