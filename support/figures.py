@@ -48,7 +48,7 @@ SECTIONS = {  # {heading: its panels}
               "normal; near 0 learning stops. If few of those possible are mixed, the agent solves "
               "each task always or never."),
         Panel("Reward by --agent-reward", "share", {"agent_reward": "mean over all attempts"},
-              "What the agent was trained on. Success everywhere else follows Eq. 1."),
+              "The agent was trained on this. Success everywhere else follows Eq. 1."),
     ],
     "Generated tasks": [
         Panel("Tasks in the band", "tasks",
@@ -59,7 +59,7 @@ SECTIONS = {  # {heading: its panels}
         Panel("Variety of generated tasks", "bits", {"skill_entropy": "of skills"},
               "A falling curve means that skills are being lost."),
         Panel("Refused texts", "share", {"refused": "of all texts"},
-              "Malformed, held-out and so on; copies of the seed task and duplicates excluded."),
+              "Malformed, held-out and so on, without copies of the seed task and duplicates."),
     ],
     "Health of both models": [
         Panel("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},

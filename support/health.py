@@ -58,8 +58,8 @@ def starvation(r, history, o) -> str:
     steps = r["env_steps"] + r["env_capped"] + r["env_skipped_steps"]
     if r["env_kept"] >= 0.05 * valid and steps:
         return ""
-    return (f"{r['env_kept']} tasks in the band |p_hat - {r['alpha']:.2f}| <= {o.k_min}, RWR steps "
-            f"{r['env_steps']}: raise --k-min, move alpha nearer to success "
+    return (f"{r['env_kept']} tasks in the band |p_hat - {r['alpha']:.2f}| <= {o.k_min}, "
+            f"{r['env_steps']} RWR steps: raise --k-min, move alpha nearer to success "
             f"{r['success_rate']:.2f}, or lower --env-batch {o.env_batch}")
 
 
@@ -77,8 +77,8 @@ def no_signal(r, history, o) -> str:
     if not above(0.9, r["zero_variance"]) or above(0.2, r["truncated"]):
         return ""
     return (f"{r['zero_variance']:.0%} of the groups have equal rewards and teach nothing, "
-            f"{r['reward']:.2f} on average: bring easier base tasks if that is low, harder ones if "
-            "high, or raise --G")
+            f"{r['reward']:.2f} on average: use easier base tasks if that is low, harder ones if "
+            "it is high, or raise --G")
 
 
 def invalid(r, history, o) -> str:
@@ -87,8 +87,8 @@ def invalid(r, history, o) -> str:
         return ""
     reasons = counted(r["invalid"])
     return (f"most of {r['written']} texts are not tasks ({reasons}): for truncated ones raise "
-            f"--max-task-tokens {o.max_task_tokens}; never knew the form: train its start longer; "
-            "else raise --env-kl, lower --env-lr")
+            f"--max-task-tokens {o.max_task_tokens}; if it never knew the form, train its start "
+            "longer; else raise --env-kl or lower --env-lr")
 
 
 def kl_cap(r, history, o) -> str:
@@ -121,8 +121,8 @@ def not_finite(r, history, o) -> str:
     agent, simulator = r["skipped_steps"] or 0, r["env_skipped_steps"] or 0
     if not agent and not simulator:
         return ""
-    return (f"{agent} steps of the agent and {simulator} of the simulator were skipped, as loss or "
-            "gradient is not finite: lower --agent-lr or --env-lr")
+    return (f"{agent} steps of the agent and {simulator} of the simulator were skipped because "
+            "loss or gradient was not finite: lower --agent-lr or --env-lr")
 
 
 CHECKS = {
