@@ -122,7 +122,7 @@ CD, CAT, TOUCH = TURNS[1]
 
 @pytest.fixture
 def turn(tmp_path):
-    """The second turn of the conversation in test_eval_harness.py."""
+    """Return the second turn of the conversation in test_eval_harness.py."""
     tiny_bfcl(tmp_path)
     return bfcl.load(tmp_path)[1]
 

@@ -167,7 +167,7 @@ def summaries(folder) -> dict:
 
 
 # ---------------------------------------------------------------------------------------------
-# scoring given responses
+# scoring responses from a file
 
 
 def test_right_responses_earn_their_scores_and_missing_ones_nothing(data, tmp_path):
