@@ -60,7 +60,7 @@ def arguments() -> Parser:
     parser.add_argument("--limit", type=at_least(1), metavar="N", help="N records, evenly spread")
     parser.add_argument("--batch-size", type=at_least(1), default=16, metavar="N")
     parser.add_argument("--max-prompt", type=at_least(1), metavar="TOKENS",
-                        help="longer prompts fail (default: the model's context less the response)")
+                        help="longer prompts fail (default: model's context minus response)")
     parser.add_argument("--max-new", type=at_least(1), metavar="TOKENS",
                         help="response length (default: that of the benchmark)")
     parser.add_argument("--out", default="results/eval", metavar="DIR")
@@ -82,7 +82,7 @@ def run(argv) -> int:
     if (args.model is None) == (args.responses is None):
         raise UserError("pass either --model DIR or --responses FILE")
     benches = BENCHES if args.bench == "all" else (args.bench,)
-    # Read all data first: a missing file must not show up only after hours of generation.
+    # Read all data first: a missing file should show up before hours of generation, not after.
     records = {bench: chosen_records(bench, args) for bench in benches}
     answers = {bench: read_responses(bench, records[bench], args)
                for bench in benches if args.responses}

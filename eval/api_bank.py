@@ -115,37 +115,37 @@ def convert(value, kind: str):
     return value == "True" if kind == "bool" else value
 
 
-def stripped(given, expected) -> bool:
+def stripped(actual, expected) -> bool:
     """Return whether both are equal, ignoring outer white space."""
-    return str(given).strip() == str(expected).strip()
+    return str(actual).strip() == str(expected).strip()
 
 
-def folded(given, expected) -> bool:
+def folded(actual, expected) -> bool:
     """Return whether both are equal, ignoring case and outer white space."""
-    return str(given).strip().lower() == str(expected).strip().lower()
+    return str(actual).strip().lower() == str(expected).strip().lower()
 
 
-def unspaced(given, expected) -> bool:
+def unspaced(actual, expected) -> bool:
     """Return whether both are equal, ignoring all white space (formulas)."""
-    return re.sub(r"\s", "", str(given)) == re.sub(r"\s", "", str(expected))
+    return re.sub(r"\s", "", str(actual)) == re.sub(r"\s", "", str(expected))
 
 
-def ignored(given, expected) -> bool:
+def ignored(actual, expected) -> bool:
     """Return whether the argument is not blank; its value is not compared."""
-    return bool(str(given).strip())
+    return bool(str(actual).strip())
 
 
-def similar(given, expected) -> bool:
+def similar(actual, expected) -> bool:
     """Return whether more than half of all words are in both."""
-    if not str(given).strip():
+    if not str(actual).strip():
         return False
-    ours, theirs = set(str(given).split(" ")), set(str(expected).split(" "))
+    ours, theirs = set(str(actual).split(" ")), set(str(expected).split(" "))
     return len(ours & theirs) / len(ours | theirs) > 0.5
 
 
-def similar_folded(given, expected) -> bool:
+def similar_folded(actual, expected) -> bool:
     """Return whether more than half of all words are in both, ignoring case."""
-    return similar(str(given).lower(), str(expected).lower())
+    return similar(str(actual).lower(), str(expected).lower())
 
 
 # Compare these arguments as the public evaluator's check of the API does; others must be equal.
@@ -166,11 +166,11 @@ COMPARE = {
     unspaced: ("Calculator.formula",)}
 
 
-def same_arguments(api: str, given: dict, expected: dict) -> bool:
+def same_arguments(api: str, actual: dict, expected: dict) -> bool:
     """Return whether the official check of the API accepts the arguments as equal."""
-    if set(given) != set(expected):
+    if set(actual) != set(expected):
         return False
-    for name, value in given.items():
+    for name, value in actual.items():
         rules = [rule for rule, names in COMPARE.items() if f"{api}.{name}" in names]
         same = rules[0] if rules else operator.eq
         if not same(value, expected[name]):
@@ -180,13 +180,13 @@ def same_arguments(api: str, given: dict, expected: dict) -> bool:
 
 def fails_fresh(gold_call: dict, accounts: set) -> str:
     """Return why the gold call itself fails on a fresh database, or ""."""
-    name, given = gold_call["name"], gold_call["parameters"]
+    name, arguments = gold_call["name"], gold_call["parameters"]
     if name == "DeleteMeeting":
         # The check reads the field `time` of an input that has start_time and end_time.
         return f"the official check of {name} never passes"
-    if name == "ForgotPassword" and given.get("status") == "Verification Code":
+    if name == "ForgotPassword" and arguments.get("status") == "Verification Code":
         return "the code was sent by an earlier call, which a fresh database has not seen"
-    if name == "RegisterUser" and given.get("username") in accounts:
+    if name == "RegisterUser" and arguments.get("username") in accounts:
         return "the account exists in a fresh database"
     return ""
 
@@ -198,16 +198,16 @@ def damo_fault(record: dict, response: str) -> str:
         return "no [ApiName(...)] of readable length on one line"
     if call[0] != gold_call["name"]:
         return f"API {call[0][:40]!r} is not {gold_call['name']}"
-    given, declared = read_arguments(call[1]), record["parameters"]
-    for argument in given:
+    arguments, declared = read_arguments(call[1]), record["parameters"]
+    for argument in arguments:
         if argument not in declared:
             return f"argument {argument[:40]!r} is not declared"
     # Eight expected calls have an argument that their tool does not declare.
     expected = {name: convert(value, declared.get(name, "str")) if isinstance(value, str) else value
                 for name, value in gold_call["parameters"].items()}
     try:
-        given = {name: convert(value, declared[name]) for name, value in given.items()}
-        if not same_arguments(call[0], given, expected):
+        arguments = {name: convert(value, declared[name]) for name, value in arguments.items()}
+        if not same_arguments(call[0], arguments, expected):
             return "the arguments are not the expected ones"
     except (ValueError, RecursionError) as error:
         return f"an argument is not of its declared type: {brief(error, 80)}"
@@ -267,9 +267,9 @@ def load_damo(folder: Path) -> list[dict]:
     for level in (1, 2):
         for row in read_array(tests / f"level-{level}-api.json"):
             line = call_line(samples[row["file"]], row["id"])
-            given = line.get("result", {}).get("input") or line["param_dict"]
+            arguments = line.get("result", {}).get("input") or line["param_dict"]
             records.append(damo_record(f"{row['file']}#{row['id']}", level, line["api_name"],
-                                       given, low, row, accounts))
+                                       arguments, low, row, accounts))
     scenarios = read_array(tests / "level-3.json")
     for row in read_array(tests / "level-3-batch-inf.json"):
         api = scenarios[row["sample_id"]]["apis"][row["api_id"]]
@@ -286,15 +286,16 @@ def call_line(lines: list, number: int) -> dict:
     return line
 
 
-def damo_record(name: str, level: int, api: str, given: dict, tools: dict, row: dict,
+def damo_record(name: str, level: int, api: str, arguments: dict, tools: dict, row: dict,
                 accounts: set) -> dict:
     """Return one official call as a record. Six tools are in no prompt: their arguments count as
     strings."""
     declared = {argument: spec["type"] for argument, spec in tools[api].items()} \
-        if api in tools else dict.fromkeys(given, "str")
-    return {"id": name, "category": f"level-{level}", "gold": {"name": api, "parameters": given},
-            "parameters": declared, "accounts": accounts,
-            "system": row["instruction"].strip(), "user": row["input"].strip()}
+        if api in tools else dict.fromkeys(arguments, "str")
+    return {"id": name, "category": f"level-{level}",
+            "gold": {"name": api, "parameters": arguments}, "parameters": declared,
+            "accounts": accounts, "system": row["instruction"].strip(),
+            "user": row["input"].strip()}
 
 
 # ---------------------------------------------------------------------------------------------

@@ -192,8 +192,8 @@ _COLUMNS = {"Attractions": ("Name",), "Restaurants": ("Name", "Average Cost", "C
 def reference_text(record, keep=None) -> str:
     """Return the reference information as small tables, cells separated by " | ".
 
-    keep: a text. It cuts tables to four rows, or to all rows whose name, followed by a comma,
-    occurs in it, if these are more.
+    keep: a text. Given one, tables are cut to four rows, but rows whose name, followed by a comma,
+    occurs in it always stay.
     """
     parts = []
     for title, entry in record["reference"].items():
@@ -218,9 +218,9 @@ def prompt(record) -> list[dict]:
 
 
 def base_task(record) -> dict:
-    """Return a training query as a base task {"task", "reference"}, the latter its annotated plan.
+    """Return a training query as a base task {"task", "reference": the annotated plan}.
 
-    Tables are cut to four rows, or to the rows that the annotated plan names, if these are more.
+    Tables are cut to four rows, but rows that the annotated plan names always stay.
     """
     plan = [day for day in record["annotated_plan"] if day]
     answer = json.dumps(plan, ensure_ascii=False)
@@ -363,7 +363,7 @@ def _route(query, plan):
 
 
 def city_route(query, plan, db):
-    """Apply rule 1: a closed tour of three stops or more in known cities, each visited in one go."""
+    """Apply rule 1: a closed tour of three or more stops, in known cities, each in one go."""
     route, wrong_start = _route(query, plan)
     if wrong_start:
         return wrong_start
@@ -521,7 +521,7 @@ def _leg(day, trip):
 
 
 def _flight_number(trip) -> str:
-    """Return the number after the exact label. Raise IndexError if it is missing, as officially."""
+    """Return the number after the exact label. Raise IndexError without a label, as officially."""
     return trip.split("Flight Number: ")[1].split(",")[0]
 
 
@@ -573,7 +573,7 @@ def _gap(query, number, day) -> str | None:
     city, empty = day["current_city"], ["", "-"]
     if ("from " in city or "to " in city) and day["transportation"] in empty:
         return "transportation although it is a day of travel"
-    # Here " to " begins with a space: "Sacramento (California)" is travel above, a stay here.
+    # Here " to " begins with a space: "Sacramento (California)" is travel above but a stay here.
     if "from " not in city and " to " not in city and day["attraction"] in empty:
         return "attraction although it is a day without travel"
     # The last night is spent at home.

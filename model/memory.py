@@ -105,7 +105,7 @@ def update_bytes(config, e, budget, G, P, R) -> int:
     heads, key_heads, head_dim = heads_of(config)
     D, V, I = config.hidden_size, config.vocab_size, inner(config)
     tokens = max(budget, P + R)
-    kept = config.num_hidden_layers * D * e                  # (tokens, D) of each layer: its input
+    inputs = config.num_hidden_layers * D * e                # (tokens, D) of each layer
 
     # one layer needs what it saves, and the larger of two temporary needs
     norms = 2 * D * (e + FP32)                               # (tokens, D): before and after a norm
@@ -120,7 +120,7 @@ def update_bytes(config, e, budget, G, P, R) -> int:
     # the head needs fp32 logits, and what the loss derives from them
     logits = min(tokens * V, max(LOGIT_CHUNK * V, KEPT_LOGITS)) * 4 * FP32
     states = D * (2 * e + FP32)                              # (M, D)
-    return tokens * kept + max(tokens * layer, logits + tokens * states)
+    return tokens * inputs + max(tokens * layer, logits + tokens * states)
 
 
 def estimate(config, o) -> tuple:
