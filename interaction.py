@@ -97,14 +97,12 @@ def check_task(world, task, seed_task, held_out, *tokenizers):
 
 
 def read_teacher(world, path, held_out=frozenset()) -> list:
-    """Return the tasks in a teacher's JSONL file, or [] without a path.
+    """Return the tasks in a teacher's JSONL file.
 
     The field "text" of a record has the form in which the simulator would write the task. Raise
     UserError naming a record that is not a task of the world or is a held-out one, or a file
     without tasks.
     """
-    if not path:
-        return []
     tasks = []
     for n, record in enumerate(read_jsonl(path), 1):
         try:

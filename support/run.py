@@ -118,7 +118,9 @@ def prepare_run(o, world=None) -> Run:
 def build_run(o, world, folder) -> Run:
     """Return a run before its first epoch, without its pools. Nothing is written."""
     held_out = held_out_keys(world)
-    teacher = read_teacher(world, o.teacher_tasks, held_out)
+    teacher = []
+    if o.teacher_tasks:
+        teacher = read_teacher(world, o.teacher_tasks, held_out)
     policy, simulator = load_players(o, world, teacher)
     # each --seed has three random streams, shared with no other --seed (metrics.py has the third)
     rng, sampler = torch.Generator().manual_seed(3 * o.seed), policy.generator(3 * o.seed + 1)
