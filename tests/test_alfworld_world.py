@@ -119,7 +119,7 @@ def test_the_prompt_is_that_of_the_official_games():
 
 
 def test_the_world_says_what_it_needs(monkeypatch):
-    """Otherwise a run without the packages, or with a file of tasks, would end late or silently."""
+    """Otherwise a run without the packages would fail late, or a file of tasks would be ignored."""
     monkeypatch.setattr(a, "find_spec", lambda name: None)
     user_error("textworld", load_world("alfworld"), OPTIONS)
     monkeypatch.setattr(a, "find_spec", lambda name: name)

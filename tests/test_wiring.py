@@ -260,7 +260,7 @@ def test_d_env_knows_how_often_each_task_was_solved(recording):
 
 
 def test_rwr_learns_from_the_band_of_this_epoch_and_of_d_env(recording):
-    """Otherwise the simulator would imitate tasks off the band, old ones, or one task twice."""
+    """Otherwise the simulator would imitate tasks outside the band, old ones, or one task twice."""
     d_env, updates = recording.run.env_pool.records, of(recording.calls, "rwr_update")
     for figures, update in zip(recording.run.history[1:], updates, strict=True):
         t, alpha = figures["epoch"], figures["alpha"]
