@@ -140,7 +140,7 @@ def model_config(model: str):
 
 
 def choose_dtype(dtype, device, config):
-    """Return the compute type for "bf16", "fp32" or "auto": bf16 if the hardware multiplies it.
+    """Return the torch dtype of "bf16" or "fp32"; "auto" depends on the hardware and the model.
 
     "auto" is bf16 on a GPU of compute capability 8.0 or more, and for a real model on a CPU with
     AMX or AVX512-BF16. Elsewhere it is fp32, so that the embedded worlds give the same results on
@@ -270,7 +270,7 @@ def check_base(folder, model: str):
 def check_paths(policy, max_tokens):
     """Raise UserError unless sampler, scorer and the library's own forward pass agree.
 
-    Anything but full causal attention and a linear head would silently be scored wrong. The check
+    Anything but full causal attention and a linear head would silently be scored wrongly. The check
     uses two prompts of random tokens: a short one, and one longer than any window or number of
     positions in the configuration that a run of max_tokens can reach. It samples two responses to
     each. check_gradient computes the gradient of the short ones, with and without gradient
@@ -304,7 +304,7 @@ def check_paths(policy, max_tokens):
 
 def telling_length(config, max_tokens):
     """Return a length beyond every number in the configuration at which attention or positions may
-    change, as far as a run of max_tokens can reach that number."""
+    change and that a run of max_tokens can reach."""
     reach = max_tokens or min(LONGEST, context_of(config) or LONGEST)
     numbers = re.findall(r'(?:window|chunk|position)[^"]*": (\d+)', config.to_json_string(False))
     limits = [limit for limit in map(int, numbers) if limit < reach]
