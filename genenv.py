@@ -14,7 +14,7 @@ in worlds/ (Eq. 1), both policies in policy.py. Everything but the algorithm is 
 
 Two statements of the paper about these pieces are checked by tests/test_theory.py:
   Prop. 1 (Eq. 5): c1 p (1 - p) <= E||g||^2 <= c2 p (1 - p) for the gradient g of Eq. 4 and success
-    rate p, so a task that is solved half the time teaches most.
+    rate p, so a task that is solved half the time teaches the most.
   Thm. 1 (Eq. 9): of two tasks with n attempts each, R_env ranks the one further from alpha first
     with probability at most 4 exp(-2/9 gap^2 n), where gap = ||p_1 - alpha| - |p_2 - alpha||.
 
@@ -75,8 +75,8 @@ STATIC_PER_BASE = 5  # GenEnv-Static: variations of each base task
 def train(o: Options, world=None) -> Path:
     """Run Algorithm 1 and return the run folder.
 
-    world: one that is already open, None to open it here. Raise UserError for anything that the
-    user can fix.
+    world: a world that is already open, or None to open one here. Raise UserError for anything that
+    the user can fix.
     """
     run = prepare_run(o, world)
     print(screen.LEGEND)
@@ -90,7 +90,7 @@ def train(o: Options, world=None) -> Path:
 
 
 def epoch(run: Run):
-    """Run epoch t of Algorithm 1; its numbers are in brackets.
+    """Run epoch t of Algorithm 1; the numbers in brackets are the algorithm's steps.
 
     In each of --steps steps: generate and try tasks (1), train the agent (2a), extend D_train (3a).
     Then once: train the simulator (2b), extend D_env (3b).
@@ -153,7 +153,7 @@ def measure_untrained(run: Run):
 
 
 def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
-    """Return a batch T_t, and one D_env record per task, whose p_hat is not set yet.
+    """Return a batch T_t, and one D_env record per task. The records have no p_hat yet.
 
     The batch holds `variations` of each of `seed_tasks` seed tasks. Ready-made tasks have no
     records.
@@ -214,7 +214,7 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
 
 
 def fill_batch(run, tasks) -> list[Task]:
-    """Fill the batch of new tasks with tasks replayed from D_train.
+    """Top up the batch of new tasks with tasks replayed from D_train.
 
     They keep earlier curricula from being forgotten; each is a base task with probability
     --base-share. They also make up for invalid generations: the batch always has the same size.
@@ -302,8 +302,8 @@ def update_agent(run, trials) -> dict:
 def attach_p_hats(records, trials):
     """Give each D_env record of a step the p_hat of its task, of all variations of its seed task,
     and of the whole batch."""
-    # The simulator may write a task that D_train holds already and fill_batch drew. That task was
-    # tried twice in this step, and the later measurement counts.
+    # The simulator may write a task that is already in D_train and that fill_batch has also drawn.
+    # That task was tried twice in this step, and the later measurement counts.
     by_task = {trial.task.id: trial.p_hat for trial in trials}
     for r in records:
         r.p_hat = by_task[r.task_id]
@@ -313,7 +313,7 @@ def attach_p_hats(records, trials):
 
 
 def old_records(run) -> list[EnvRecord]:
-    """Return the imitable records of earlier epochs, one per task, without the tasks that were
+    """Return the imitable records of earlier epochs, one per task, except those whose tasks were
     written again in this epoch."""
     rewritten = {key for r in run.state.records for key in r.keys}
     old = distinct(run.env_pool.imitable(run.state.epoch))

@@ -30,7 +30,7 @@ SCALE = "std"          # std divides advantages by the group's standard deviatio
 KL_ESTIMATOR = "k3"    # k1, k2 or k3, see token_kl; also for rwr.py's penalty, but never k1 there
 AGGREGATION = "token"  # average the loss over tokens (token) or over responses (sequence)
 ENTROPY_BONUS = 0.0    # weight of the entropy per token in the objective; officially 0.001
-STD_EPS = 1e-4         # keeps rewards 1e-6 apart from becoming advantages of about +-1
+STD_EPS = 1e-4         # rewards that differ by 1e-6 do not become advantages of about +-1
 GRAD_CLIP = 1.0        # largest norm of a step's gradient, as in the official configuration
 CHECKED_GROUPS = 2     # groups on which sampler_mismatch compares sampler and scorer
 
@@ -42,8 +42,8 @@ def group_advantages(rewards, scale: str = SCALE):
     divides by the sample standard deviation (Bessel, G - 1) of the group, "none" does not. With
     "std", rare successes on hard tasks weigh more: one success in G = 8 earns 2.47 instead of
     0.875. Eq. 5 describes "none". With "std" every mixed group has the same sum of squares, G - 1,
-    so the success rate only decides how likely a group is to be mixed. G must be at least 2, since
-    a single rollout has no baseline.
+    so all that the success rate decides is how likely a group is to be mixed. G must be at least 2,
+    since a single rollout has no baseline.
     """
     # the group's own mean is the baseline: no value network is needed
     advantages = rewards - rewards.mean(dim=1, keepdim=True)  # Eq. 4: r - b
@@ -73,7 +73,7 @@ def token_kl(logp, ref_logp, kind: str = KL_ESTIMATOR):
       k3  ref/pi - 1 - log ref/pi   unbiased, never negative; its expected gradient,
                                 E_pi[(1 - ref/pi) grad log pi], is that of the forward KL(ref || pi)
     All use only the log-prob of the sampled token, so they leave out the effect of a token on later
-    ones (a partial gradient). tests/test_grpo.py checks the three statements on a table.
+    ones (a partial gradient). tests/test_grpo.py checks these three gradients on a tabular policy.
     """
     log_ratio = logp - ref_logp
     if kind == "k1":
@@ -145,8 +145,8 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
 
     Return zero_variance (fraction of groups without signal); kl (to the initial policy, nats per
     token), clip_fraction and grad_norm (before clipping), each a mean over the steps taken;
-    trained_tokens (their sum); skipped_steps (not finite); mismatch (the mean) and mismatch_max,
-    see sampler_mismatch. What was not measured is None.
+    trained_tokens (summed over those steps); skipped_steps (not finite); mismatch (the mean) and
+    mismatch_max, see sampler_mismatch. What was not measured is None.
     """
     stats = {
         "zero_variance": 1.0,
@@ -173,8 +173,8 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
         stats |= sampler_mismatch(policy, rollouts[:CHECKED_GROUPS * G], o)
         # A single step (--mini-batch 0, the default) is taken by the policy that sampled: it needs
         # no old log-probs, its ratio is 1 and nothing is clipped. For several steps all rollouts
-        # are scored before the first, in the same micro-batches as in training: in bf16 another
-        # batch gives other numbers, and the ratio would not start at 1.
+        # are scored before the first, in the same micro-batches as in training: in bf16 a different
+        # batch gives slightly different numbers, so the ratio would not start at 1.
         old = [None] * len(steps)
         if len(steps) > 1:
             old = [response_logps(policy, [rollouts[i] for i in step], o) for step in steps]
@@ -199,8 +199,8 @@ def plan_steps(B, G, size, generator) -> list:
     """Plan one pass over B groups: for each optimiser step the indices of its rollouts, ascending.
 
     A step has at most `size` groups, and the sizes of steps differ by at most one. How far AdamW
-    moves the adapter does not depend on the size of the gradient: a remainder of one group would
-    move it as far as sixteen. Groups are shuffled if there are several steps.
+    moves the adapter does not depend on the size of the gradient: a leftover step of one group
+    would move it as far as a step of sixteen. Groups are shuffled if there are several steps.
     """
     order = torch.arange(B)
     if size < B:
@@ -213,7 +213,7 @@ def response_logps(policy, rollouts, o) -> list:
     """Return the log-probs of each rollout, without gradient: a tensor (R,), 0 at tokens that were
     read, not sampled.
 
-    The code is that of training and, for the same rollouts, so are the micro-batches.
+    This uses the same code as training and, for the same rollouts, the same micro-batches.
     """
     out = [None] * len(rollouts)
     with torch.no_grad():
@@ -270,8 +270,8 @@ def finite_step(params, optimizer, loss):
     """Clip one adapter's gradient and take a step, unless the gradient or the loss is not finite.
 
     loss: the step's, a number. Return (gradient norm before clipping, whether the step was taken).
-    A skipped step leaves the weights and the optimiser's state as they were, bit for bit: one NaN
-    would stay in both forever.
+    A skipped step leaves the weights and the optimiser's state as they were, bit for bit, because a
+    single NaN would otherwise stay in both forever.
     """
     # over this adapter's parameters only; the other adapter has no gradient here
     norm = float(torch.nn.utils.clip_grad_norm_(params, GRAD_CLIP))

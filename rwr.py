@@ -38,8 +38,8 @@ from policy import Rollout
 PENALTY = "k3" if KL_ESTIMATOR == "k1" else KL_ESTIMATOR
 KL_SEEDS = 24  # the KL sample of an epoch: all texts written for this many seed tasks
 # In nats per token; the paper gives no value. Updates in the embedded worlds move about 0.01. The
-# cap only stops a step that would leave the language of tasks; over many updates it is --env-kl
-# that holds the simulator back.
+# cap stops only a step that would take the simulator out of the language of tasks; over many
+# updates it is --env-kl that holds the simulator back.
 KL_CAP = 0.5
 
 # ---------------------------------------------------------------------------------------------
@@ -72,7 +72,7 @@ def whole_passes(n: int, passes: int, batch: int, generator) -> list:
     An AdamW step on three records moves the simulator as far as one on three hundred, so the number
     of steps follows from the number of records. A mini-batch may hold a record more than once:
     where two passes meet, or if n < batch. If all passes together have fewer than `batch` records,
-    no step is taken and they stay in D_env.
+    no step is taken and the records stay in D_env.
     """
     if passes * n < batch:
         return []
@@ -100,17 +100,17 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     """Imitate weighted records. If the KL cap is crossed, undo the last step and stop.
 
     fresh, old: EnvRecords inside the band, of this epoch and of earlier ones (prompt, response and
-    r_env are read). kl_sample: Rollouts of this epoch, *unfiltered*, written by the simulator as
-    it was before this update. Both KL terms are measured on it: the penalty of a step on a random
-    part of it, the cap on all of it after every step. o: Options (temperature, lam, env_passes,
+    r_env are read). kl_sample: Rollouts of this epoch, *unfiltered*, written by the simulator as it
+    was before this update. Both KL terms are measured on it: the penalty of a step on a random part
+    of it, the cap on all of it after every step. o: Options (temperature, lam, env_passes,
     env_batch, env_kl and token_budget are read). generator: makes all random choices. cap: the
-    largest KL allowed to the update, in nats per token.
+    largest KL that the update may reach, in nats per token.
 
     Return env_kl (to the initial simulator, measured before this update) and env_kl_step (how far
     this update moved), both in nats per token; env_loss (of the last step); env_steps; env_capped;
     env_skipped_steps (not finite); env_weight_ratio (largest weight over smallest) and env_ess
-    (effective sample size); env_imitated (which of fresh + old a step has imitated, as indices).
-    What was not measured is None.
+    (effective sample size); env_imitated (indices into fresh + old of the records that were
+    imitated). What was not measured is None.
     """
     stats = {
         "env_kl": None,
@@ -170,19 +170,20 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
 def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initial=()):
     """Take one optimiser step: imitate weighted records, with the KL penalty on kl_texts.
 
-    records: n Rollouts, weights (n,): theirs; kl_texts: Rollouts of the KL sample, initial: their
-    log-probs under the initial simulator. A long prompt that records share is encoded once. The
-    penalty is not measured on the records: they were selected for their success rate, and there it
-    would work against imitating them. All log-probs are at the sampling temperature. With weights
-    of 1 and no kl_texts this is plain imitation. The adapter must be active. Return (loss, whether
-    the step was finite; if not, nothing moved).
+    records: n Rollouts; weights (n,): their weights; kl_texts: Rollouts of the KL sample; initial:
+    the log-probs of kl_texts under the initial simulator. A long prompt that records share is
+    encoded once. The penalty is not measured on the records: they were selected for their success
+    rate, and a penalty on them would work against imitating them. All log-probs are at the sampling
+    temperature. With weights of 1 and no kl_texts this is plain imitation. The adapter must be
+    active. Return (loss, whether the step was finite; if not, nothing moved).
     """
     records, order = by_prompt(records)
     weights = weights[order]  # (n,)
     loss_of_step = torch.zeros((), device=policy.params[adapter][0].device)
     optimizer.zero_grad(set_to_none=True)
-    # All texts are divided by one number of tokens: a weight multiplies the log-likelihood of its
-    # whole text. Weights have mean 1 over all n records of the update, not over this batch.
+    # The losses of all texts are divided by the same number of tokens, so a weight multiplies the
+    # log-likelihood of its whole text. Weights have mean 1 over all n records of the update, not
+    # over this batch.
     tokens = sum(r.tokens for r in records)
     for micro in split_groups(records, o.token_budget):  # indices of N records
         logp, mask = policy.logprobs([records[i] for i in micro], o.temperature)  # (N, R)

@@ -5,8 +5,8 @@ on a GPU a `GraphDecoder`, which records the same steps once and replays them.
 
 Deviations: the library's cache repeats a prompt for each of its rollouts; here it is kept once.
 tests/test_policy.py compares recorded steps with computed ones, and both with the plain forward
-pass. A seed gives different texts on a GPU than on a CPU: there, finished rows leave every 16
-tokens, not after every token, so random numbers fall on different rows.
+pass. A seed gives different texts on a GPU than on a CPU: on a GPU finished rows leave every 16
+tokens, not after each one, so random numbers fall on different rows.
 
 Shapes: B prompts (groups), G rollouts of each, P prompt tokens, at most T response tokens, V
 vocabulary, D hidden size, K cached keys, d head dimension. Finished rollouts leave: `live` groups
@@ -34,7 +34,8 @@ CHECK_EVERY = 16  # a GPU draws this many tokens between two checks for finished
 def draw(logits, temperature: float, generator):
     """Sample one token per row: logits (..., V) -> ids (...), log-probs (...).
 
-    Only temperature shapes the distribution: with top-k or top-p, the loss would score another one.
+    Only temperature shapes the distribution: with top-k or top-p, the loss would score a
+    different distribution.
     Temperature 0 is greedy; its log-probs are those at temperature 1.
     """
     logits = logits.float()
@@ -86,7 +87,7 @@ def decode_rows(policy, prompts, G, T, temperature, generator, turns=None) -> li
         logps[..., t][slots] = logp
         lengths[slots] += ~done[slots]  # a finished rollout may keep its slot for a while
 
-        # 3) end a rollout with its response, an episode when its world ends it
+        # 3) end a rollout when its response is complete, or an episode when its world ends it
         any_ended = None  # unknown: reading `done` here would make the host wait for the GPU
         if turns:
             end_of_turn = torch.isin(tokens[..., t], eos) & is_drawn[..., t] & ~done
@@ -109,7 +110,8 @@ def cut_rows(tokens, logps, is_drawn, lengths, done, turns) -> list:
     Raise UserError if the model gave numbers that are not finite.
     """
     if not logps.isfinite().all():
-        raise UserError("the model gives no finite logits: --dtype fp32 or another base")
+        raise UserError("the model's logits are not all finite: try --dtype fp32 or another base "
+                        "model")
     columns = [x.flatten(0, 1).tolist() for x in (tokens, logps, is_drawn, lengths, done)]
     rows = []
     for n, (ids, logp, flags, length, ended) in enumerate(zip(*columns)):
@@ -166,7 +168,8 @@ class Decoder:
         for start in range(0, longest, width):
             # given a cache, the library's causal mask lets each chunk see the chunks before it
             hidden = self._forward(ids[:, start:start + width])                # (B, width, D)
-            # keep one state per prompt and chunk; below, choose the chunk with its last token
+            # keep one state per prompt and chunk; below, choose for each prompt the chunk that
+            # holds its last token
             ends = (self.lengths - 1 - start).clamp(0, hidden.shape[1] - 1)    # (B,)
             chunk_ends.append(hidden[self.live, ends])
         last_chunk = (self.lengths - 1) // width                               # (B,)
@@ -256,14 +259,15 @@ class GraphDecoder(Decoder):
     stage_left = 0
 
     def keep(self, done, any_ended=None) -> bool:
-        """Act as Decoder.keep, but check rarely: asking how many still run makes the GPU wait."""
+        """Do what Decoder.keep does, but rarely: asking how many still run makes the GPU wait."""
         if any_ended is None:
             drawn = self.fed + 1  # the last token drawn has not been fed yet
             any_ended = drawn % CHECK_EVERY == 0
         return super().keep(done, any_ended)
 
     def _leave(self, groups, rollout):
-        """Act as Decoder._leave, but only if a new stage must begin soon or would halve the slots.
+        """Do what Decoder._leave does, but only if a new stage must begin soon or would halve the
+        slots.
 
         A new stage costs as much time as several tokens.
         """
@@ -274,7 +278,7 @@ class GraphDecoder(Decoder):
             self.stage_left = 0
 
     def _feed(self, ids):
-        """Act as Decoder._feed; the next call may overwrite the result."""
+        """Do what Decoder._feed does; the next call may overwrite the result."""
         if self.stage_left == 0:
             self._begin_stage()
         self.ids.copy_(ids)
@@ -300,7 +304,8 @@ class GraphDecoder(Decoder):
         config = self.lm.config.get_text_config(decoder=True)
         mask_for = partial(step_mask, config, self.cache.layers[0].keys.dtype, self.rollout)
         self.mask = mask_for(pad(self.owner, (0, more), value=PADDING))
-        self.own_mask = mask_for(self.rollout)  # of a step's keys, a rollout sees its own
+        # of the keys added in a step, each rollout sees only its own
+        self.own_mask = mask_for(self.rollout)
         self.ids, self.position = torch.empty_like(self.rollout), self.positions().clone()
 
     def _next(self):
@@ -348,7 +353,8 @@ def cuda_graph_of(step, device):
     except torch.OutOfMemoryError:
         raise  # not the model's fault: fewer rows would fit
     except RuntimeError as error:
-        warnings.warn(f"rollouts are slow, no CUDA graph can hold this model: {first_line(error)}")
+        warnings.warn("rollouts will be slow, because this model cannot be recorded as a CUDA "
+                      f"graph: {first_line(error)}")
         return None
 
     def replay():

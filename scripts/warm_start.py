@@ -12,9 +12,9 @@ With the default world, that is the ladder in words; --world tool_calls takes --
 As the agent, the model imitates expected answers; as the simulator, it imitates tasks that it could
 have written (`warm_start_pairs` of the world). The passes call rwr.rwr_step with weights of 1 on
 one LoRA; AdamW's rate rises for WARM_UP steps, then falls. Rounds follow: the simulator writes, and
-its valid texts are imitated beside the examples, until ENOUGH of them are valid or --rounds are
-over. Held-out tasks are never imitated. DIR becomes a model folder, and warm_start.json in it
-reports how it went. The same command resumes after the last complete pass.
+its valid texts are imitated alongside the examples, until the share ENOUGH of its texts is valid or
+all --rounds are done. Held-out tasks are never imitated. DIR becomes a model folder, and
+warm_start.json in it reports how it went. The same command resumes after the last complete pass.
 
 Deviations: the adapter is merged into the base, so that "adapters off" is the initial policy of
 both players, and the reference, as always. Too sharp a start is as bad as none: if all attempts at
@@ -50,14 +50,15 @@ ADAPTER = "warm"
 BATCH = 8           # responses in an optimiser step
 RANK = 32           # of the LoRA that is merged
 WARM_UP = 8         # steps over which the rate rises, while AdamW's moments know little
-LAST_RATE = 0.2     # share of the rate at the end of the passes, and in the rounds
+LAST_RATE = 0.2     # share of the peak rate at the end of the passes and in the rounds
 TEXTS = 128         # texts that the simulator writes before a round's pass
 ENOUGH = 0.6        # share of valid texts that ends the rounds
 FEWEST = 5          # examples to imitate, in each role
 FORM_STEPS = 48     # steps that teach the form
 FEWEST_PASSES, MOST_PASSES = 2, 10
 WIDE = 1024         # hidden size of a wide model, which takes a lower rate
-# Measured at sizes 576 and 1,536: with 1e-3, the larger model answers 25 of 35 requests, not 32.
+# Measured at sizes 576 and 1,536: the larger model answers 32 of 35 requests with 3e-4, but 25 with
+# 1e-3.
 RATE, WIDE_RATE = 1e-3, 3e-4
 
 
@@ -68,7 +69,8 @@ def main(argv) -> int:
     world = open_world(o)
     check_model(o.model)
     with claim(out), enough_memory():
-        print("loading the model; if stopped, run it again: whole passes are kept ...", flush=True)
+        print("loading the model; if this is stopped, run the same command again: completed passes "
+              "are kept ...", flush=True)
         WarmStart(world, s, out).make(out, s.rounds)
     command = "python", "genenv.py", *rest, "--model", s.out, "--out", f"{out}-run"
     print("continue with:", shlex.join(command))
@@ -82,7 +84,7 @@ def parse(argv):
     p.add_argument("--out", required=True, help="folder that becomes the model")
     p.add_argument("--model", required=True, help="folder or hub name of a chat model")
     p.add_argument("--passes", type=at_least(1), default=0,
-                   help="passes over the examples (default: by their number)")
+                   help="passes over the examples (default: depends on how many there are)")
     p.add_argument("--rounds", type=at_least(0), default=2,
                    help="at most this many rounds of imitating its own texts")
     s, rest = p.parse_known_args(argv)
@@ -125,7 +127,7 @@ def pairs_of_pass(world, policy, number: int) -> dict:
                 "within --max-{prompt,task,response}-tokens: give more, or raise these")
     if not usable:
         raise UserError(f"--world {o.world} has no warm start: "
-                        "a chat model plays it as it is")
+                        "a chat model can play it without one")
     return usable
 
 
@@ -236,7 +238,7 @@ class WarmStart:
 
         "rounds" of the state gets {"valid": share, "invalid": {reason: count}, "texts": all}.
         """
-        print(f"the simulator writes {TEXTS} texts, for minutes on a CPU ...", flush=True)
+        print(f"the simulator writes {TEXTS} texts; on a CPU this takes minutes ...", flush=True)
         world, policy, o = self.world, self.policy, self.world.o
         generator, base = torch.Generator().manual_seed(1000 * o.seed + n), world.base_tasks()
         picks = torch.randint(len(base), (TEXTS,), generator=generator).tolist()

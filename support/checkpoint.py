@@ -2,7 +2,7 @@
 
 Usage: `python genenv.py --resume --out runs/000-genenv`. checkpoint.pt is written at the end of
 every epoch, after a step if the last checkpoint is a minute old, and on SIGINT or SIGTERM after the
-current step, unless that takes long. It holds both adapters and optimisers, the generators, the
+current step, unless that takes too long. It holds both adapters and optimisers, the generators, the
 progress inside an epoch, and the lengths of the append-only files. On resume these files are cut
 back to those lengths, the pools are read from them, and the run continues as if nothing had
 happened: 2 + 1 epochs equal 3, bit for bit on one machine. A kill, or a stop within a step, loses
@@ -10,7 +10,7 @@ what came after the last checkpoint. The reference policy needs no checkpoint: i
 both adapters off.
 
 A damaged or incompletely copied folder is refused in one line and left unchanged: the checkpoint
-begins with a hash of itself, and contains a hash of each append-only file.
+begins with a hash of the rest of it, and contains a hash of each append-only file.
 """
 import fcntl  # Linux and macOS; on Windows use WSL
 import hashlib
@@ -128,11 +128,11 @@ def write(path, state: dict):
 
 
 def read(path) -> dict:
-    """Return what `write` saved. Raise UserError if a bit of it has changed."""
+    """Return what `write` saved. Raise UserError if even one bit of it has changed."""
     data = Path(path).read_bytes()
     digest, state = data[:64], data[64:]
     if digest != _sha256(state).encode():
-        raise UserError(f"{path} is damaged, {len(data)} bytes long: replace it with a whole copy")
+        raise UserError(f"{path} is damaged ({len(data)} bytes): replace it with an intact copy")
     # allow only these classes and Python's own, so that a stranger's file cannot run code
     with torch.serialization.safe_globals([EnvRecord, Rollout, Task, Trace, Trial]):
         return torch.load(BytesIO(state), weights_only=True, map_location="cpu")
@@ -198,13 +198,13 @@ def check_files(folder: Path, files: dict):
     for name, (size, digest) in files.items():
         data = _read(folder / name)[:size]
         if _sha256(data) != digest:
-            raise UserError(f"{folder / name} is not what this run wrote, or only a part of it: "
+            raise UserError(f"{folder / name} is incomplete, or is not what this run wrote: "
                             "copy the folder again")
 
 
 def check_nothing_to_lose(folder: Path):
-    """Raise UserError if a folder without a checkpoint holds more than a run killed in epoch 0
-    leaves behind: a record of that epoch."""
+    """Raise UserError if a folder without a checkpoint holds more than the one record that a run
+    killed in epoch 0 can leave behind."""
     if _read(folder / "metrics.jsonl").count(b"\n") > 1:
         raise UserError(f"{folder} has files later than its first checkpoint, but no "
                         "checkpoint.pt: copy it as well, or choose another --out")
@@ -230,7 +230,8 @@ def restore(run, saved: dict):
 def stop_signals(run):
     """Turn SIGINT and SIGTERM into a request to stop after the current step.
 
-    If the step takes long, an alarm stops it, and so does a second signal. The run then resumes
+    If the step takes too long, an alarm interrupts it; a second signal does so at once. The run
+    then resumes
     from its last checkpoint.
     """
     def note(number, frame):
@@ -239,11 +240,11 @@ def stop_signals(run):
         run.stop = number
         signal.alarm(PATIENCE)
         # on a separate line, below a progress bar
-        print(f"\nstopping after this step, or within it after {PATIENCE} seconds or a second "
+        print(f"\nstopping at the end of this step, after {PATIENCE} seconds, or at a second "
               "signal", flush=True)
 
     command = resume_command(run.folder)
-    after_that = f"to resume after that: {command}"
+    after_that = f"once that is fixed, resume with: {command}"
     numbers = signal.SIGINT, signal.SIGTERM, signal.SIGALRM
     if threading.current_thread() is not threading.main_thread():
         numbers = ()  # Python handles signals only there

@@ -264,7 +264,7 @@ def test_a_model_without_finite_numbers_is_one_line():
     """Otherwise rollouts of arbitrary tokens would be scored as answers."""
     policy = tiny_policy(adapters=())
     policy.lm.get_output_embeddings().weight.data[7] = float("nan")
-    user_error("no finite logits", policy.sample, None, [[4, 5]])
+    user_error("not all finite", policy.sample, None, [[4, 5]])
 
 
 # ---------------------------------------------------------------------------------------------

@@ -3,9 +3,10 @@
 Usage: python -m pytest -q tests/test_wiring.py
 
 The small world of conftest.py runs for a few epochs, and every call of the sampler, of the checks
-of texts and of both updates is recorded. Each test asserts one fact of Algorithm 1 by hand; whoever
-changes a part of the loop changes its test. The updates have their own tests. The model writes
-texts of every kind: some are invalid, and some batches get too few of them, others too many.
+of texts and of both updates is recorded. Each test spells out one fact about Algorithm 1; whoever
+changes a part of the loop must change its test too. The updates have their own tests. The model
+writes texts of every kind: some are invalid, and some batches get too few valid ones, others too
+many.
 """
 import copy
 import inspect
@@ -31,7 +32,7 @@ from support.run import EpochState, alpha_of
 from worlds import World, ladder
 
 EPOCHS, G, BATCH = 4, 4, 12  # a batch has four seed tasks with three variations each
-OPTIONS = dict(  # never a default, so that a constant instead of an option is noticed
+OPTIONS = dict(  # no value is a default, so that a constant in place of an option is noticed
     seed=8, epochs=EPOCHS, steps=2, seed_tasks=4, variations=3, G=G, base_share=0.4,
     temperature=0.7, max_task_tokens=9, max_response_tokens=10, max_prompt_tokens=40,
     val_samples=2, val_every=3, agent_lr=0.013, env_lr=0.017, alpha=0.35, alpha_end=0.65,
@@ -74,8 +75,8 @@ def reward_half(p_hat, alpha, beta):
 
 
 def record(patch, owner, name, calls):
-    """Append every call of a function to `calls`: its arguments by name, as they were before the
-    call, its result and the epoch."""
+    """Append every call of a function to `calls`: its arguments by name (as they were before the
+    call), its result and the epoch."""
     function = getattr(owner, name)
 
     def recorded(*values, **keywords):
@@ -93,7 +94,7 @@ def record(patch, owner, name, calls):
 
 
 def recorded_run(model, folder, **options):
-    """Return (calls, Run) of a run with OPTIONS, of which `options` replace some."""
+    """Return (calls, Run) of a run with OPTIONS, some of which `options` may replace."""
     calls, threads = [], []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "set_num_threads", threads.append)
@@ -260,7 +261,8 @@ def test_d_env_knows_how_often_each_task_was_solved(recording):
 
 
 def test_rwr_learns_from_the_band_of_this_epoch_and_of_d_env(recording):
-    """Otherwise the simulator would imitate tasks outside the band, old ones, or one task twice."""
+    """Otherwise the simulator would imitate tasks that are outside the band or too old, or one task
+    twice."""
     d_env, updates = recording.run.env_pool.records, of(recording.calls, "rwr_update")
     for figures, update in zip(recording.run.history[1:], updates, strict=True):
         t, alpha = figures["epoch"], figures["alpha"]
@@ -382,7 +384,7 @@ def test_schedules_see_how_the_run_goes(monkeypatch):
 
 
 def test_what_an_epoch_did_not_measure_is_null(model, tmp_path, monkeypatch):
-    """Otherwise 0 would pass for a measurement, such as a sampler without mismatch."""
+    """Otherwise 0 would pass for a measurement, for example that of a sampler without mismatch."""
     # no group is mixed, and no task is in the band
     monkeypatch.setattr(genenv, "attempt_score", lambda *attempt: (0.0, True, 0.0))
     options = "--preset", "tiny", "--threads", "1", "--model", model, "--out", str(tmp_path / "r")

@@ -110,7 +110,8 @@ def run_tools(start, tools) -> list:
 
 
 def wrong_digit(name, digit) -> int:
-    """Return what a slip shows: the neighbouring tool's result, or another digit if both agree."""
+    """Return what a slip shows: the neighbouring tool's result, or another digit if that result
+    happens to be right."""
     neighbour = NAMES[RUNG[name] - 1] if RUNG[name] else NAMES[1]
     right, wrong = TOOLS[name](digit) % 10, TOOLS[neighbour](digit) % 10
     return wrong if wrong != right else (right + 5) % 10
@@ -118,10 +119,10 @@ def wrong_digit(name, digit) -> int:
 
 @lru_cache
 def held_out(lengths) -> dict:
-    """Draw {split: [(start, tools)]}: ten chains for each rung, whose hardest tool is on it.
+    """Draw {split: [(start, tools)]}: for each rung, ten chains whose hardest tool is on that rung.
 
-    Two disjoint splits: "validation" is only ever reported, "tuning" is for choosing settings.
-    lengths: steps of a chain, each equally likely.
+    Two disjoint splits: "validation" is only ever reported; "tuning" is for choosing settings.
+    lengths: the numbers of steps that a chain may have, each equally likely.
     """
     rng, splits, seen = random.Random(SEED), {"validation": [], "tuning": []}, set()
     for rung in range(len(NAMES)):
@@ -154,7 +155,8 @@ def vary(tools, rng) -> list:
 
 
 def with_slips(start, tools, rng, share=1.0) -> list:
-    """Draw the digit after each step, wrong at this share of its tool's slip rate.
+    """Draw the digit after each step; it is wrong with probability `share` times the slip rate of
+    the step's tool.
 
     The next step continues from a wrong digit.
     """
@@ -236,8 +238,8 @@ class World(TinyWorld):
         return self.text.answer(tools, run_tools(start, tools))
 
     def score(self, task, response):
-        """Return Eq. 1 of a structured answer: (1 if the whole trajectory is right, else 0; whether
-        it is well-formed)."""
+        """Return (reward, whether the answer is well-formed). The reward is Eq. 1 for a structured
+        answer: 1 if the whole trajectory is right, else 0."""
         answer = self.text.read_answer(response)
         return float(answer == self.gold(task)), answer is not None  # Eq. 1: 1[a' = a]
 
@@ -250,14 +252,14 @@ class World(TinyWorld):
         return len(task.spec["tools"])
 
     def category(self, task):
-        """Return the hardest tool of the chain, or in words the number of steps."""
+        """Return the hardest tool of the chain or, for the ladder in words, the number of steps."""
         return self.text.category(task.spec["tools"])
 
     def write_teacher(self, n: int, path):
-        """Write n distinct tasks to a file, instead of a stronger teacher's.
+        """Write n distinct tasks to a file, in place of tasks from a stronger teacher.
 
-        The paper's offline augmentation has 957 and 1,777 tasks. These are base tasks whose tools
-        `vary` edited up to three times, with a new start digit.
+        The paper's offline augmentation has 957 and 1,777 tasks. Ours are base tasks whose tools
+        `vary` has edited one to three times, with a new start digit.
         """
         rng, base, tasks = random.Random(SEED + 2), self.base_tasks(), {}
         while len(tasks) < n:
