@@ -32,7 +32,7 @@ from dataclasses import dataclass
 
 import torch
 
-from errors import checked
+from errors import checked, wrong_value
 
 
 @dataclass(frozen=True)
@@ -197,12 +197,14 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
 
     base: tasks. recent: list of (task, p_hat). weigh: one of the seeds_ functions. If there are no
     recent tasks, or all have weight 0, all come from base. generator: one on the CPU. Raise
-    UserError for a weight that is negative or not a number.
+    UserError for a weight that is negative or not a number, or if weights are missing.
     """
     n_base = n if not recent else int((torch.rand(n, generator=generator) < base_share).sum())
     chosen = [base[i] for i in torch.randint(len(base), (n_base,), generator=generator).tolist()]
     if n > n_base:
         weights = weigh([p for _, p in recent], alpha)
+        if len(weights) != len(recent):
+            raise wrong_value(weigh, "a weight for each p_hat", weights, f"{len(recent)} p_hats")
         weights = torch.tensor([checked(weigh, w, 0) for w in weights], dtype=torch.float32)
         source = [task for task, _ in recent]
         if not weights.any():

@@ -208,6 +208,8 @@ def write_whole(path, *parts):
 def check_overwrite(path, beginning: bytes, force: bool):
     """Raise UserError if the path holds a file that does not begin like the command's own files,
     and is not empty."""
+    if Path(path).exists() and not Path(path).is_file():
+        raise UserError(f"{path} is not an ordinary file: choose another --out")
     if force or not Path(path).is_file():
         return
     contents = Path(path).read_bytes()

@@ -49,15 +49,15 @@ from errors import exit_code, loading
 with loading():  # takes seconds; a missing package is reported in one line
     import torch
     from tqdm import tqdm
+    from policy import Rollout
+    from support import checkpoint, screen
 
 import curriculum
 from data_pool import EnvRecord, Task, Trace, Trial, distinct
 from grpo import grpo_update
 from interaction import attempt_score, play, read_written, transcript
 from model.memory import enough_memory
-from policy import Rollout
 from rwr import draw_kl_sample, rwr_update
-from support import checkpoint, screen
 from support.metrics import mean, sampled_nats
 from support.options import Options
 from support.run import Run, alpha_of, end_epoch, finish, note_refused, prepare_run

@@ -174,12 +174,17 @@ def weights_of(model: str) -> str:
 
 
 def tensors_in(folder: Path):
-    """Yield (name, tensor) of a model's or an adapter's safetensors. Only the numbers that are used
-    are read from disk."""
-    for path in folder.glob("*model*.safetensors"):
+    """Yield (name, tensor) of a model's or an adapter's weights. Only the numbers that are used are
+    read from safetensors."""
+    files = list(folder.glob("model*.safetensors"))
+    files = files or list(folder.glob("adapter_model.safetensors"))
+    for path in files:
         with safe_open(path, "pt") as file:
             for name in file.keys():
                 yield name, file.get_tensor(name)
+    if not files:
+        for path in folder.glob("pytorch_model*.bin"):
+            yield from torch.load(path, weights_only=True, map_location="cpu").items()
 
 
 def tensors_digest(tensors) -> str:

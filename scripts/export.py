@@ -29,7 +29,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from data_pool import Task, TrainPool
-from errors import check_overwrite, write_whole
+from errors import UserError, check_overwrite, no_file, write_whole
 from support.options import COMMANDS, Parser, saved_options
 from worlds import load_world
 
@@ -55,7 +55,10 @@ def verl_records(run_folder) -> list[dict]:
     """Return every task of D_train of a run as a veRL record, base tasks first."""
     o = saved_options(run_folder)
     world = load_world(o.world)(o)
-    pool = TrainPool(Path(run_folder) / "train.jsonl", world.base_tasks())
+    path = Path(run_folder, "train.jsonl")
+    if not path.is_file():
+        raise UserError(f"{path}: {no_file(path)}")
+    pool = TrainPool(path, world.base_tasks())
     # Tell compute_score which form of answers the run was trained with.
     source = f"genenv/{o.world}"
     if world.form:

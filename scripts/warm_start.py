@@ -217,7 +217,9 @@ class WarmStart:
         """Imitate the pairs in pass number n, and return their mean loss in nats per token."""
         width = self.policy.lm.config.get_text_config(decoder=True).hidden_size
         peak = WIDE_RATE if width >= WIDE else RATE
-        batches = [pairs[k:k + BATCH] for k in range(0, len(pairs), BATCH)]
+        # of equal size: the optimiser would move as far on a remainder of one pair as on eight
+        parts = torch.arange(len(pairs)).tensor_split(math.ceil(len(pairs) / BATCH))
+        batches = [[pairs[i] for i in part.tolist()] for part in parts]
         losses = []
         # the bar is shown on a terminal only
         bar = tqdm(batches, f"pass {n + 1}", leave=False, disable=None)

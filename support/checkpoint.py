@@ -50,8 +50,9 @@ def claimed_folder(o):
     """
     is_new = not o.out or not Path(o.out).exists()
     folder = choose_folder(o)
+    lock = lock_folder(folder)  # if another run has just made the folder, it is not removed
     try:
-        yield folder, lock_folder(folder)
+        yield folder, lock
     except BaseException:
         if is_new:
             shutil.rmtree(folder)

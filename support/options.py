@@ -304,7 +304,13 @@ def saved_options(folder) -> Options:
     if not path.is_file():
         raise UserError(f"{folder} is not a run folder, or its run has not begun: no config.json")
     with one_line(path, "is of another version, or of a model (give that as --model)"):
-        return Options(**json.loads(path.read_text()))
+        o = Options(**json.loads(path.read_text()))
+    for name, default in vars(Options()).items():
+        value = getattr(o, name)
+        is_right = isinstance(value, type(default))
+        if not is_right and not (isinstance(default, float) and isinstance(value, int)):
+            raise UserError(f"{path}: {name} is {value!r}, not like {default!r}: correct it")
+    return o
 
 
 # ---------------------------------------------------------------------------------------------

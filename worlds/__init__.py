@@ -75,7 +75,7 @@ class World:
 
         They are a list of Tasks of origin "base". Every call returns the same tasks.
         """
-        raise NotImplementedError
+        raise NotImplementedError("a world needs base_tasks")
 
     def validation_tasks(self, split="validation"):
         """Return a list of held-out Tasks.
@@ -83,7 +83,7 @@ class World:
         The split "validation" is only reported; "tuning" is for choosing settings. No key (see
         same_task_key) of one split occurs in the other or in the base tasks.
         """
-        raise NotImplementedError
+        raise NotImplementedError("a world needs validation_tasks")
 
     def env_prompt(self, seed_task, success):
         """Return the simulator's prompt: a text, or a list of chat messages.
@@ -93,7 +93,7 @@ class World:
         were written for. If the last message is the assistant's, the simulator continues it, and
         parse_task gets only the continuation.
         """
-        raise NotImplementedError
+        raise NotImplementedError("a world needs env_prompt")
 
     def parse_task(self, text, seed_task, epoch):
         """Return the simulator's text as Task(text, spec, "env", seed_task.id, epoch).
@@ -101,11 +101,11 @@ class World:
         Raise only InvalidTask with one of REASONS, for any text. Without a seed task, seed_task is
         NO_SEED, whose spec is empty.
         """
-        raise NotImplementedError
+        raise NotImplementedError("a world needs parse_task")
 
     def agent_prompt(self, task):
         """Return the agent's prompt: a text, or a list of chat messages."""
-        raise NotImplementedError
+        raise NotImplementedError("a world needs agent_prompt")
 
     def score(self, task, response):
         """Return Eq. 1 as (reward in [0, 1], valid); valid: well-formed and evaluable.
@@ -113,7 +113,7 @@ class World:
         Raise nothing for any text, and score a long one quickly. In an episode the response is the
         list of the agent's turns.
         """
-        raise NotImplementedError
+        raise NotImplementedError("a world needs score")
 
     # ---- a world may override these
 
