@@ -110,6 +110,11 @@ def test_a_reward_that_is_no_number_during_a_run_is_one_line(monkeypatch):
     generator = torch.Generator().manual_seed(0)
     user_error("gave nan", select_seed_tasks, BASE, RECENT, 4, 0.0, weigh, 0.5, generator)
 
+    def of_the_first(p_hats, alpha):
+        return [1.0]
+
+    user_error("for each", select_seed_tasks, BASE, RECENT, 4, 0.0, of_the_first, 0.5, generator)
+
 
 # ---------------------------------------------------------------------------------------------
 # functions of a user
