@@ -80,7 +80,8 @@ def parser():
     """Return the command line of `ask`."""
     p = Parser(prog="python genenv.py ask", description=COMMANDS["ask"])
     p.add_argument("run", help="folder of a run, such as runs/001-genenv")
-    p.add_argument("request", nargs="*", help="tasks or requests; none: the held-out ones")
+    p.add_argument("request", nargs="*", default=[],
+                   help="tasks or requests; none: the held-out ones")
     p.add_argument("--untrained", action="store_true", help="answer with the adapter off")
     p.add_argument("--json", action="store_true", help="print each answer as a JSON object")
     return p
