@@ -85,5 +85,6 @@ def closing_words(run) -> str:
         lines.append("success on generated tasks ends above alpha: expected, as the agent\n"
                      "learns from them (TROUBLESHOOTING.md, success stays above alpha)")
     lines.append(f"done; {run.folder}/report.html shows the curves, tasks and attempts")
-    lines.append(f"ask its agent: python genenv.py ask {shlex.quote(str(run.folder))} 'a task'")
+    command = "python", "genenv.py", "ask", str(run.folder), run.world.base_tasks()[0].text
+    lines.append(f"ask its agent: {shlex.join(command)}")
     return "\n".join(lines)
