@@ -9,6 +9,7 @@ Deviations: edited code does not stop a run, so that a mistake in a world or a f
 import hashlib
 import inspect
 import os
+import re
 from pathlib import Path
 
 import curriculum
@@ -61,8 +62,13 @@ def short_hash(text: str) -> str:
 
 
 def world_files(name: str) -> list:
-    """Return the files of worlds/ that a world may use: not other worlds, not probes."""
-    others = {*world_names(), "probe", "template"} - {name}
+    """Return the files of worlds/ that a world may use: not probes, nor other worlds unless it
+    imports them."""
+    code = (PROJECT / f"worlds/{name}.py").read_text()
+    others = {"probe", "template"} - {name}
+    for world in world_names():
+        if world != name and not re.search(rf"import.*\b{world}\b", code):
+            others.add(world)
     paths = [path for path in PROJECT.glob("worlds/**/*.py") if path.stem not in others]
     return sorted(str(path.relative_to(PROJECT)) for path in paths)
 
