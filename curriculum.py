@@ -15,13 +15,14 @@ To add a schedule, write one function anywhere in this file whose name starts wi
 
 and run `python genenv.py --alpha-schedule warmup`. `Context` below lists what `c` holds. A
 difficulty reward is a function of (p_hat, alpha, beta) whose name starts with `reward_`, a seed
-selection is one of (p_hats, alpha) starting with `seeds_`, and an agent reward is one of an attempt
-(data_pool.Trace) starting with `agent_reward_`. No list has to be extended.
+selection is a function of (p_hats, alpha) whose name starts with `seeds_`, and an agent reward is a
+function of an attempt (data_pool.Trace) whose name starts with `agent_reward_`. No list has to be
+extended.
 
 Deviations: the paper keeps alpha at 0.5; here it may follow a schedule. The paper measures p_hat on
-a batch of variations; here it is by default that of one task with G rollouts (--p-hat-unit). At
-G = 8 the paper's k_min = 0.1 keeps only tasks solved exactly 4 times; our 0.26 keeps those solved 2
-to 6 times.
+a batch of variations; here, by default, it is measured on one task with G rollouts (--p-hat-unit).
+At G = 8 the paper's k_min = 0.1 keeps only tasks solved exactly 4 times; our 0.26 keeps those
+solved 2 to 6 times.
 
 Symbols: p_hat is the success rate in [0, 1], alpha the target success rate in (0, 1), beta the
 sharpness of the bell, k_min half the width of the band that the simulator learns from.
@@ -43,7 +44,7 @@ class Context:
     alpha: float        # --alpha, where a schedule starts
     alpha_end: float    # --alpha-end, where it ends
     previous: float     # alpha of the epoch before; --alpha in the first
-    new_tasks: int      # how many new tasks the last epoch had
+    new_tasks: int      # how many new tasks the previous epoch had
     # measured in the latest epoch that had new tasks; before the first one: 0.5, 0, zeros and None
     success: float      # success rate of the agent
     mixed_share: float  # share of tasks whose attempts differ in reward: GRPO learns only from them
@@ -54,7 +55,7 @@ class Context:
 
     @property
     def progress(self) -> float:
-        """Return how far the run is: 0 in the first epoch, 1 in the last."""
+        """Return how far along the run is: 0 in the first epoch, 1 in the last."""
         return (self.epoch - 1) / max(1, self.epochs - 1)
 
 
@@ -71,7 +72,7 @@ def success_rate(rewards) -> float:
 
 
 def in_band(p_hat: float, alpha: float, k_min: float) -> bool:
-    """Return whether the simulator may learn from a task: |p_hat - alpha| <= k_min, with the edges.
+    """Return whether the simulator may learn from a task: |p_hat - alpha| <= k_min, edges included.
 
     p_hat moves in steps of 1/G: at alpha = 0.5, k_min = 0.1 with G = 8 keeps only exactly 4/8.
     """
@@ -141,7 +142,7 @@ def alpha_step(c):
 
 
 def alpha_adaptive(c):
-    """Mirror the last success rate at alpha: alpha + (alpha - success), within [0.05, 0.95].
+    """Reflect the latest success rate about alpha: alpha + (alpha - success), within [0.05, 0.95].
 
     An agent whose success is 0.1 above alpha gets a target 0.1 below it, that is, harder tasks.
     """
@@ -182,7 +183,7 @@ def alpha_balanced(c):
 
 
 def seeds_uniform(p_hats, alpha):
-    """Weigh every recent task equally."""
+    """Give every recent task the same weight."""
     return [1.0] * len(p_hats)
 
 
@@ -197,7 +198,8 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
 
     base: tasks. recent: list of (task, p_hat). weigh: one of the seeds_ functions. If there are no
     recent tasks, or all have weight 0, all come from base. generator: one on the CPU. Raise
-    UserError for a weight that is negative or not a number, or if weights are missing.
+    UserError if a weight is negative or not a number, or if there is not exactly one per recent
+    task.
     """
     n_base = n if not recent else int((torch.rand(n, generator=generator) < base_share).sum())
     chosen = [base[i] for i in torch.randint(len(base), (n_base,), generator=generator).tolist()]
@@ -219,7 +221,8 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
 
 
 def functions(prefix: str) -> dict:
-    """Return {name: function} for a prefix such as alpha_, wherever they are in this file."""
+    """Return {name: function} for all functions with a prefix such as alpha_, wherever they are in
+    this file."""
     by_name = {}
     for name, value in globals().items():
         if name.startswith(prefix) and inspect.isfunction(value):

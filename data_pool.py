@@ -61,7 +61,7 @@ class Trace:
 class Trial:
     """Hold the agent's G attempts at one task."""
     task: Task
-    rollouts: list       # G Rollouts; none once the agent has learned from them
+    rollouts: list       # G Rollouts; empty once the agent has learned from them
     traces: list[Trace]
     p_hat: float         # Eq. 2
 
@@ -84,7 +84,7 @@ class EnvRecord:
     p_hat_batch: float | None = None  # ... on all records of its step
     epoch: int = 0       # epoch that wrote it and measured these
     # R_env (Eq. 3), computed in the epoch that wrote it and again before each use; 0 if it was
-    # never computed, because the same task was written again later in that epoch
+    # never computed, which happens when the same task was written again later in that epoch
     r_env: float = 0.0
 
     def p_hat_of(self, unit: str) -> float:
@@ -120,7 +120,7 @@ class TrainPool:
         """Extend the pool: D_train <- D_train + Valid(E_t).
 
         A new task without a valid trace is left out, unless it has not been tried (p_hat None):
-        such a task is from before training, as in the static ablation.
+        such a task was written before training, as in the static ablation.
         """
         valid = [asdict(trace) for trace in traces if trace.valid]
         if valid or task.id in self.tasks or p_hat is None:
@@ -143,7 +143,8 @@ class TrainPool:
         return seeds
 
     def recent_p_hat(self, task, epoch: int) -> float | None:
-        """Return the p_hat of a task, or None if it was never measured or too long ago."""
+        """Return the p_hat of a task, or None if it was never measured, or was measured too long
+        ago."""
         p_hat, measured = self.p_hat.get(task.id, (None, 0))
         return p_hat if epoch - measured <= FRESH_FOR else None
 
@@ -175,8 +176,8 @@ class EnvPool:
             self.records = [EnvRecord(**r) for r in read_jsonl(self.path)]
 
     def add(self, records):
-        """Extend the pool: D_env <- D_env + weighted generations. Their weights follow from p_hat
-        whenever they are imitated."""
+        """Extend the pool: D_env <- D_env + weighted generations. The weights are computed from
+        p_hat each time the records are imitated."""
         self.records += records
         self.pending += records
 
@@ -228,7 +229,7 @@ def parse_jsonl(contents: bytes, path) -> list[dict]:
             raise UserError(f"{where}: not JSON ({first_line(error)}): correct it") from None
         if not isinstance(record, dict):
             kind = type(record).__name__
-            raise UserError(f"{where}: not a JSON object, but a {kind}: correct it")
+            raise UserError(f"{where}: not a JSON object (found: {kind}): correct it")
         records.append(record)
     return records
 
@@ -236,8 +237,8 @@ def parse_jsonl(contents: bytes, path) -> list[dict]:
 def append_jsonl(path, records):
     """Append records and force them to disk.
 
-    A kill may leave only some of them; a resumed run cuts the file back to its checkpoint
-    (support/checkpoint.py).
+    If the process is killed, only some of them may be in the file; a resumed run cuts the file back
+    to its checkpoint (support/checkpoint.py).
     """
     with open(path, "ab") as file:
         file.write(b"".join(json.dumps(r).encode() + b"\n" for r in records))

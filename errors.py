@@ -74,14 +74,14 @@ def exit_code(command) -> int:
 # ---------------------------------------------------------------------------------------------
 # guards around a user's own functions in curriculum.py and files in worlds/, before a run
 
-PATIENCE = 2  # a call that takes more seconds is reported
+PATIENCE = 2  # in seconds; a call that takes longer is reported
 
 
 @contextmanager
 def users_code(file, arguments=""):
     """Turn what a user's own code raises into a UserError with its place in that file.
 
-    If the code takes long, a line on stderr names the file.
+    If the code takes a long time, a line on stderr names the file.
     """
     timer = threading.Timer(PATIENCE, print, [f"trying {file} ..."], {"file": sys.stderr})
     timer.daemon = True
@@ -161,7 +161,7 @@ def one_line(folder, fault="cannot be used"):
 
 
 def first_line(error) -> str:
-    """Return an exception's message in one line, or its kind if it has none.
+    """Return the first line of an exception's message, or the exception's kind if it has none.
 
     For an error of the operating system return only the reason: its file may be an internal one.
     """
@@ -185,7 +185,7 @@ def printable(text: str) -> str:
 
 
 def write_whole(path, *parts):
-    """Replace a file's contents with texts or bytes, one after another, atomically.
+    """Atomically replace a file's contents with the given parts (text or bytes), concatenated.
 
     After a crash it holds either the old contents or all of the new.
     """

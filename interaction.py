@@ -37,8 +37,8 @@ def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,
     """Parse and check what the simulator wrote; return one Written per rollout.
 
     policies: the simulator's, then the agent's if it is a different one. rollouts: the group of
-    each is the index of its seed task. held_out: keys of the held-out tasks. batch: the tasks that
-    are already in it.
+    each is the index of its seed task. held_out: keys of the held-out tasks. batch: the tasks
+    already in the batch.
     """
     seen = {key for task in batch for key in task_keys(world, task)}
     written = []
@@ -60,15 +60,16 @@ def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,
 
 
 def parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out) -> Task:
-    """Return the task that a generation describes. Raise InvalidTask with the reason to count."""
+    """Return the task that a generation describes. Otherwise raise InvalidTask; its message is the
+    reason, which is counted."""
     if rollout.limit:
         raise InvalidTask("truncated")
     if policies[0].has_control_tokens(rollout.response):
         raise InvalidTask("special tokens")
     task = world.parse_task(text, seed_task, epoch)
     check_task(world, task, seed_task, held_out, *(policy.tokenizer for policy in policies))
-    # The task must fit both prompts: the agent's and, as a seed task, the simulator's, here with
-    # 0.5 as an example of a p_hat.
+    # Both prompts that contain the task must fit the limit: the agent's, and the simulator's with
+    # this task as the seed (0.5 stands in for its p_hat).
     prompts = world.agent_prompt(task), world.env_prompt(task, 0.5)
     for policy in policies:
         longest = max(len(policy.encode(prompt)) for prompt in prompts)
@@ -88,7 +89,7 @@ def check_task(world, task, seed_task, held_out, *tokenizers):
         raise InvalidTask("copy of the seed")
     if keys & held_out:
         raise InvalidTask("held-out task")
-    # such a text could close the user's turn and continue as the assistant
+    # a text with special tokens could close the user's turn and continue as the assistant
     if any(special_token_in(task, tokenizer) for tokenizer in tokenizers):
         raise InvalidTask("special tokens")
     leak = world.leaks(task)
@@ -175,7 +176,7 @@ class Episodes:
 
 
 def attempt_score(world, task, rollout, text):
-    """Score one attempt of `play`: return its reward, whether it is well-formed, and the reward
+    """Score one attempt from `play`: return its reward, whether it is well-formed, and the reward
     with partial credit.
 
     Eq. 1 is 1[a' = a] if the target action a is structured, such as a call, else sim(a', a). The

@@ -2,7 +2,7 @@
 
 Paper: pi_agent and pi_env of Algorithm 1, "both initialised from the same instruct model". Here
 they *are* the same model: adapter "agent", adapter "env", and with both switched off the initial
-policy, which is the reference of every KL term. (With --env-model there are two Policies of one
+policy, which is the reference of every KL term. (With --env-model there are two Policies with one
 adapter each.)
 
 Usage: genenv.py, grpo.py, rwr.py and eval/ call it.
@@ -15,8 +15,8 @@ Usage: genenv.py, grpo.py, rwr.py and eval/ call it.
 Read `plain_logprobs` first. `logprobs` returns the same numbers, and is what runs.
 
 Deviations: G rollouts of one prompt are *one row* of the batch, both in sampling and in training.
-The prompt is encoded once, its keys and values are kept once, and a mask lets each rollout see only
-the prompt and itself. A group costs P + G*R tokens; repeating the prompt would cost G*(P + R).
+The prompt is encoded once, its keys and values are stored once, and a mask lets each rollout see
+only the prompt and itself. A group costs P + G*R tokens; repeating the prompt would cost G*(P + R).
 model/packing.py lays out the rows, model/decoding.py draws tokens.
 
 Shapes: B prompts (groups), G rollouts of each, P prompt tokens, R response tokens (at most T), V
@@ -47,7 +47,8 @@ class Rollout:
     group: int                # rollouts of one group are neighbours and share their prompt
     prompt: list[int]         # (P,) ids
     response: list[int]       # (R,) ids, the terminal EOS included unless a length limit cut it
-    # (R,) log-probs at the sampling temperature, 0 where none was drawn; empty if not sampled
+    # (R,) log-probs at the sampling temperature, 0 where no token was drawn; empty if the response
+    # was not sampled
     logps: list[float] = ()
     # "" if it ended by itself, else "too many tokens", "too many turns" or "special tokens"
     limit: str = ""
@@ -96,8 +97,8 @@ class Policy(Chat):
                  adapter_folder=None, chat_template_kwargs=None):
         """Wrap a transformers causal LM; the other arguments are those of `load`.
 
-        Adapters start with B = 0, so that pi equals the reference, except for one from
-        adapter_folder. Raise UserError if no token ends a response.
+        Adapters start with B = 0, so that pi equals the reference; one read from adapter_folder
+        does not. Raise UserError if the model has no token that ends a response.
         """
         self.active = None
         self.source = ""  # the folder or hub name that it was loaded from
@@ -123,12 +124,13 @@ class Policy(Chat):
     def load(cls, model: str, adapters=("agent", "env"), rank=16, quant=None, dtype="auto",
              device=None, seed=0, adapter_folder=None, chat_template_kwargs=None,
              max_tokens=None) -> "Policy":
-        """Load a local folder or hub name. Raise UserError with one line if that cannot work.
+        """Load a local folder or hub name. Raise UserError with a one-line message if it cannot be
+        loaded.
 
         quant: None or "nf4" (4-bit base, double quantisation, bf16 compute on a GPU). device: None
-        = a GPU if there is one. adapter_folder: one written by `save_adapters`, with which the
-        first adapter starts. chat_template_kwargs: arguments of the chat template besides the
-        messages, such as {"enable_thinking": False}; a "date" (ISO) replaces today's date.
+        = a GPU if there is one. adapter_folder: a folder written by `save_adapters`, from which the
+        first adapter is initialised. chat_template_kwargs: arguments of the chat template besides
+        the messages, such as {"enable_thinking": False}; a "date" (ISO) replaces today's date.
         max_tokens: the most that a prompt and its response will have together; None: unknown.
         """
         if adapter_folder:
@@ -160,13 +162,13 @@ class Policy(Chat):
 
     @contextmanager
     def use(self, adapter):
-        """Activate an adapter within `with policy.use("agent")`, and the former one after it, even
-        after an error.
+        """Activate an adapter within `with policy.use("agent")`, and restore the previous one
+        afterwards, even after an error.
 
         Run a backward pass inside, too: gradient checkpointing runs the forward pass again.
         """
         if adapter is not None and adapter not in self.params:
-            raise ValueError(f"no adapter {adapter!r}, there are {sorted(self.params)}")
+            raise ValueError(f"no adapter {adapter!r}; there are {sorted(self.params)}")
         former = self.active
         self._activate(adapter)
         try:
@@ -195,8 +197,8 @@ class Policy(Chat):
         return torch.optim.AdamW(self.params[adapter], lr=lr, weight_decay=0.0)
 
     def save_adapters(self, folder):
-        """Write folder/NAME for each adapter, which PeftModel.from_pretrained(base, folder/NAME)
-        can read."""
+        """Write each adapter to folder/NAME, from which PeftModel.from_pretrained(base,
+        folder/NAME) can load it."""
         # No adapter touches the vocabulary, so PEFT need not read the base's config to find out.
         # safetensors raises its own kind of error when the disk is full.
         with one_line(folder, "cannot be written"):
@@ -260,7 +262,7 @@ class Policy(Chat):
         """
         if grad_checkpoint is None:
             grad_checkpoint = self.device.type != "cpu"
-        # Lay out each group as one row: prompt, response 1, ..., response G. Of predicted token m,
+        # Lay out each group as one row: prompt, response 1, ..., response G. For predicted token m,
         # x.source[m] is the position whose hidden state predicts it, x.target[m] its id, and
         # (x.rows[m], x.cols[m]) its cell in the (N, R) results.
         groups = by_group(rollouts)
@@ -277,14 +279,15 @@ class Policy(Chat):
         logp = token_logprobs(picked, self.lm.get_output_embeddings(), x.target, temperature)
         out = logp.new_zeros(x.shape).index_put((x.rows, x.cols), logp)
         mask = torch.zeros(x.shape, dtype=torch.bool, device=logp.device)
-        # new_ones is made on the device; a plain True would first have to be copied there
+        # new_ones creates its tensor on the device; a plain True would first have to be copied
+        # there
         return out, mask.index_put((x.rows, x.cols), mask.new_ones(()))
 
     def _hidden(self, ids, grad_checkpoint, **where):
         """Return the last hidden states (B, L, D).
 
-        A block of transformers is checkpointed only in train mode. We set this flag only on blocks,
-        and reset it, because in train mode a block drops the KV cache.
+        A transformers block is checkpointed only in train mode. We set the `training` flag on the
+        blocks only, and reset it afterwards, because in train mode a block drops the KV cache.
         """
         for block in self.blocks:
             block.training = grad_checkpoint and torch.is_grad_enabled()
@@ -314,14 +317,14 @@ class Policy(Chat):
         if any(len(p) == 0 for p in prompts):
             raise ValueError("cannot sample from an empty prompt")
         out = [None] * (len(prompts) * G)
-        # prompts of similar length are decoded together, so that little is padded
+        # prompts of similar length are decoded together, so that little padding is needed
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         on_gpu = self.device.type == "cuda"
         memory = free_bytes() if on_gpu else None
         with self.use(adapter), self._cast_once(adapter):
             while by_length:
                 members = by_length[:max(1, max_rows // G)]
-                if on_gpu:  # keep only as many as fit its memory
+                if on_gpu:  # keep only as many as fit in its memory
                     lengths = [len(prompts[i]) for i in members]
                     width = prompts_at_once(self.lm, lengths, G, max_new_tokens, memory)
                     members = members[:width]

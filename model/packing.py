@@ -28,7 +28,7 @@ class Pack:
     """Hold the rows of a forward pass, and the places that predict the M tokens that were drawn."""
     ids: torch.Tensor        # (B, L)
     positions: torch.Tensor  # (B, L)
-    source: torch.Tensor     # (M,) into B*L: the hidden state that predicts the token
+    source: torch.Tensor     # (M,) index into B*L: the hidden state that predicts it
     target: torch.Tensor     # (M,) the token's id
     rows: torch.Tensor       # (M,) its response: the row of a result (N, R)
     cols: torch.Tensor       # (M,) its place in the response: the column
@@ -96,7 +96,7 @@ def split_groups(rollouts, token_budget: int):
     """Yield micro-batches under a token budget: lists of indices of rollouts.
 
     Groups stay whole if possible, and are sorted by length to reduce padding. A group that exceeds
-    the budget by itself is split between responses, which encodes its prompt again.
+    the budget by itself is split between responses, so its prompt is encoded again for each piece.
     """
     pieces, i = [], 0  # (length, indices of rollouts)
     for group in by_group(rollouts):

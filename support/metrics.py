@@ -5,7 +5,7 @@ response length, solved and unsolved tasks. Added: entropy, mixed groups, KL, ef
 size, diversity, and the reasons for refusing generated tasks.
 
 Usage: support/run.py calls `epoch_record` and `samples` at the end of every epoch; report.py and
-screen.py show the record, health.py judges it. `interval` is for runs over several seeds.
+screen.py show the record, and health.py judges it. `interval` is for runs over several seeds.
 
 Deviations: `validation` is the mean over several sampled attempts per task, which moves smoothly;
 `validation_greedy` is the usual single attempt at temperature 0. A figure that was not measured is
@@ -46,9 +46,9 @@ def validation(run) -> dict:
     """Return success on held-out tasks: sampled, greedy and by category.
 
     It is measured every --val-every epochs and after the last one; in between, the figures of epoch
-    "validated" are repeated. "validation_rates" lists each task's rate, by category in the world's
-    order. Runs with the same "validation_set" have the same tasks in the same order, so that they
-    can be compared task by task.
+    "validated" are repeated. "validation_rates" lists each task's rate, grouped by category and,
+    within a category, in the world's order. Runs with the same "validation_set" have the same tasks
+    in the same order, so that they can be compared task by task.
     """
     o, epoch = run.o, run.state.epoch
     if epoch % o.val_every and epoch != o.epochs:
@@ -87,7 +87,7 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     record |= validation(run)
     record |= agent_figures(run)
     record |= simulator_figures(run, trials, env_stats)
-    # CPU time of training, without validation and other programs
+    # CPU time of training, excluding validation and other programs
     record["cpu_seconds"] = run.state.cpu_seconds
     for key, value in record.items():
         if isinstance(value, float):
@@ -107,7 +107,8 @@ def success_figures(trials, G: int) -> dict:
     figures["unsolved"] = mean(trial.p_hat == 0 for trial in trials)
     # share of tasks with both right and wrong attempts: GRPO learns nothing from the others
     figures["mixed_share"] = mean(len({e.reward for e in trial.traces}) > 1 for trial in trials)
-    # near 1 if the agent is equally unsure of all tasks; near 0 if it solves each always or never
+    # near 1 if the agent is equally unsure of all tasks; near 0 if it solves each task either
+    # always or never
     figures["mixed_of_possible"] = mixed_of_possible(
         figures["mixed_share"], figures["success_rate"], G)
     return figures
@@ -123,7 +124,8 @@ def mixed_of_possible(mixed_share, success_rate, G: int) -> float | None:
 
 
 def agent_figures(run) -> dict:
-    """Measure the agent's attempts at all tasks of an epoch, and average its GRPO updates."""
+    """Measure the agent's attempts at all tasks of an epoch, and average the statistics of its GRPO
+    updates."""
     state, figures = run.state, {}
     traces = [e for trial in state.trials for e in trial.traces]
     # Eq. 1, over all attempts
@@ -132,7 +134,7 @@ def agent_figures(run) -> dict:
     figures["agent_reward"] = None
     if run.o.agent_reward != "plain":
         figures["agent_reward"] = mean(stats["agent_reward"] for stats in state.agent)
-    # mean in tokens, without attempts at base tasks
+    # mean length in tokens, excluding attempts at base tasks
     generated = [trial for trial in state.trials if trial.task.origin != "base"]
     figures["response_length"] = mean(e.tokens for trial in generated for e in trial.traces)
     # entropy of the policy, per token
@@ -151,8 +153,8 @@ def agent_figures(run) -> dict:
 def simulator_figures(run, trials, env_stats: dict) -> dict:
     """Measure what the simulator wrote in an epoch, and its RWR update.
 
-    trials: those of the new tasks. env_stats: what rwr.rwr_update returned, and env_kept, how many
-    of this epoch's tasks are in the band.
+    trials: those of the new tasks. env_stats: what rwr.rwr_update returned, plus env_kept, the
+    number of this epoch's tasks that are in the band.
     """
     written = len(run.state.env_rollouts)
     figures = {
@@ -179,8 +181,8 @@ def simulator_figures(run, trials, env_stats: dict) -> dict:
 
 
 def sampled_nats(rollouts) -> float:
-    """Return the sum of -log-prob over drawn tokens, in nats, at the sampling temperature. Per
-    token it estimates the policy's entropy."""
+    """Return the sum of -log-prob over drawn tokens, in nats, at the sampling temperature. Divided
+    by the number of tokens, it estimates the policy's entropy."""
     logps = []
     for r in rollouts:
         drawn = r.drawn or [True] * len(r.logps)
@@ -189,8 +191,8 @@ def sampled_nats(rollouts) -> float:
 
 
 def new_trials(state) -> list:
-    """Return the first Trial of each of this epoch's new tasks: a task may be tried again, but its
-    first p_hat counts."""
+    """Return the first Trial of each of this epoch's new tasks: a task may be tried again, but only
+    its first p_hat counts."""
     first = {}
     for trial in state.trials:
         origin, epoch = trial.task.origin, trial.task.epoch
@@ -235,7 +237,8 @@ def entropy(labels) -> float | None:
 
 
 def interval(values, sign=True) -> str:
-    """Return the mean and its 95 % t-interval over seeds as text, or only the mean of one seed.
+    """Return as text the mean over seeds and its 95 % t-interval, or the value alone if there is
+    only one seed.
 
     None (not measured) is left out. sign: whether to put a plus before positive figures, which
     suits differences.

@@ -73,7 +73,7 @@ class World:
     def base_tasks(self):
         """Return the seed tasks that everything starts from.
 
-        They are a list of Tasks of origin "base". Every call returns the same tasks.
+        The result is a list of Tasks with origin "base". Every call returns the same tasks.
         """
         raise NotImplementedError("a world needs base_tasks")
 
@@ -98,8 +98,8 @@ class World:
     def parse_task(self, text, seed_task, epoch):
         """Return the simulator's text as Task(text, spec, "env", seed_task.id, epoch).
 
-        Raise only InvalidTask with one of REASONS, for any text. Without a seed task, seed_task is
-        NO_SEED, whose spec is empty.
+        Whatever the text, raise nothing but InvalidTask, with one of REASONS. Without a seed task,
+        seed_task is NO_SEED, whose spec is empty.
         """
         raise NotImplementedError("a world needs parse_task")
 
@@ -110,15 +110,15 @@ class World:
     def score(self, task, response):
         """Return Eq. 1 as (reward in [0, 1], valid); valid: well-formed and evaluable.
 
-        Raise nothing for any text, and score a long one quickly. In an episode the response is the
-        list of the agent's turns.
+        Never raise, whatever the text, and score even a long one quickly. In an episode the
+        response is the list of the agent's turns.
         """
         raise NotImplementedError("a world needs score")
 
     # ---- a world may override these
 
     def option(self, name: str):
-        """Return the value of one of OPTIONS, by default its default."""
+        """Return the value of one of OPTIONS, or its default if the run does not set it."""
         return self.o.world_options.get(name, self.OPTIONS[name][0])
 
     def load_policy(self):
@@ -156,8 +156,8 @@ class World:
     def same_task_key(self, task):
         """Return a text, or a tuple of texts, that identifies a task.
 
-        Tasks that share one count as copies or duplicates. Any difference changes the id, but only
-        a difference that matters changes this key.
+        Tasks that share a key are treated as copies or duplicates. Any difference changes the id,
+        but only a difference that matters changes this key.
         """
         return task.id
 
@@ -174,7 +174,7 @@ class World:
         return ""
 
     def start(self, task):
-        """Return a new state of an episode; None if the task takes a single answer."""
+        """Return the initial state of a new episode; None if the task takes a single answer."""
         return None
 
     def respond(self, task, state, text):
@@ -213,7 +213,7 @@ class World:
 # finding worlds
 
 def world_names():
-    """Return the names of the worlds in this folder, without the template."""
+    """Return the names of the worlds in this folder, except the template."""
     names = []
     for module in pkgutil.iter_modules(__path__):
         # read the source without importing: a world may need a package that only its users have
@@ -233,7 +233,8 @@ def load_world(name: str) -> type[World]:
         module = importlib.import_module(f"worlds.{name}")
     kind = getattr(module, "World", None)
     if not inspect.isclass(kind) or not issubclass(kind, World):
-        raise UserError(f"worlds/{name}.py has no class World(worlds.World), as template.py has")
+        raise UserError(f"worlds/{name}.py must define class World(worlds.World), as template.py "
+                        "does")
     return kind
 
 
@@ -283,7 +284,7 @@ def task_keys(world, task) -> frozenset:
 
 
 def held_out_keys(world) -> frozenset:
-    """Return the keys of every held-out task, made once per run."""
+    """Return the keys of all held-out tasks; call this once per run."""
     return frozenset(key for split in ("validation", "tuning")
                      for task in world.validation_tasks(split) for key in task_keys(world, task))
 
@@ -304,8 +305,8 @@ def task_texts(value):
 def special_token_in(value, tokenizer) -> str:
     """Return the first added token of the tokenizer that a task, text or spec contains, or "".
 
-    Encoded in a prompt it would become a real token: the end of a turn, or the start of something
-    that no text may start, such as <think>.
+    When the prompt is encoded, it would become a real token: the end of a turn, or the start of
+    something that no text may start, such as <think>.
     """
     text = "\n".join(task_texts(value))
     added = getattr(tokenizer, "added_tokens_decoder", {})
