@@ -16,7 +16,7 @@ import curriculum
 from errors import UserError
 from model.loading import tensors_digest, weights_of
 from support.options import MAY_CHANGE, NAMED, flat
-from worlds import world_names
+from worlds import load_world, world_names
 
 PROJECT = Path(__file__).resolve().parents[1]
 # files that make up the method; curriculum.py is split into its functions below
@@ -64,7 +64,7 @@ def short_hash(text: str) -> str:
 def world_files(name: str) -> list:
     """Return the files of worlds/ that a world may use: not probes, nor other worlds unless it
     imports them."""
-    code = (PROJECT / f"worlds/{name}.py").read_text()
+    code = Path(inspect.getfile(load_world(name))).read_text()
     others = {"probe", "template"} - {name}
     for world in world_names():
         if world != name and not re.search(rf"import.*\b{world}\b", code):

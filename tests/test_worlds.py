@@ -127,7 +127,7 @@ def test_worlds_are_found_by_name():
     assert {"household", "ladder", "tool_calls"} <= set(worlds.world_names())
     for name in ("chess", "../x", "os"):
         user_error("unknown world .*ladder.*tool_calls", load_world, name)
-    user_error("tiny_model.py has no class World", load_world, "tiny_model")
+    user_error("tiny_model.py must define class World", load_world, "tiny_model")
 
 
 @pytest.fixture
