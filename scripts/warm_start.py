@@ -35,6 +35,7 @@ from tqdm import tqdm
 
 from support import checkpoint, origin
 from errors import UserError, write_whole
+from grpo import plan_steps
 from model.loading import check_model
 from model.memory import enough_memory
 from interaction import read_written
@@ -204,8 +205,8 @@ class WarmStart:
               f"tasks, {len(texts)} texts that it wrote", flush=True)
 
         generator = torch.Generator().manual_seed(1000 * self.world.o.seed + n)
-        order = torch.randperm(len(pairs), generator=generator).tolist()
-        nats = self.imitate([pairs[i] for i in order], n)
+        steps = plan_steps(len(pairs), 1, BATCH, generator)
+        nats = self.imitate([[pairs[i] for i in step] for step in steps], n)
         print(f"  loss {nats:.3f} nats per token", flush=True)
 
         self.state["nats_per_token"].append(nats)
@@ -213,13 +214,11 @@ class WarmStart:
         self.state["optimizer"] = self.optimizer.state_dict()
         checkpoint.write(self.path, self.state)
 
-    def imitate(self, pairs, n: int) -> float:
-        """Imitate the pairs in pass number n, and return their mean loss in nats per token."""
+    def imitate(self, batches, n: int) -> float:
+        """Imitate batches of pairs in pass number n, and return their mean loss in nats per
+        token."""
         width = self.policy.lm.config.get_text_config(decoder=True).hidden_size
         peak = WIDE_RATE if width >= WIDE else RATE
-        # of equal size: the optimiser would move as far on a remainder of one pair as on eight
-        parts = torch.arange(len(pairs)).tensor_split(math.ceil(len(pairs) / BATCH))
-        batches = [[pairs[i] for i in part.tolist()] for part in parts]
         losses = []
         # the bar is shown on a terminal only
         bar = tqdm(batches, f"pass {n + 1}", leave=False, disable=None)
