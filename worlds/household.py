@@ -185,10 +185,9 @@ def plan(task, is_blind=False):
     their order until it finds the object.
     """
     goal = task.spec["goal"]
-    order = goal
-    if len(walk(task.spec, goal[::-1])) < len(walk(task.spec, goal)):
-        order = goal[::-1]
-    return walk(task.spec, order, is_blind)
+    orders = goal, goal[::-1]
+    shortest = min(orders, key=lambda order: len(walk(task.spec, order)))
+    return walk(task.spec, shortest, is_blind)
 
 
 def walk(spec, pairs, is_blind=False) -> list:
