@@ -20,7 +20,7 @@ from pathlib import Path
 
 import torch
 
-from errors import UserError, first_line, no_file
+from errors import UserError, first_line, require_file
 
 # How many epochs a success rate stays usable.
 FRESH_FOR = 2  # D_train: after that a task cannot be a seed, and prompts call its p_hat "unknown"
@@ -211,8 +211,7 @@ def distinct(records) -> list[EnvRecord]:
 def read_jsonl(path) -> list[dict]:
     """Return every record of a JSONL file. Raise UserError naming the file and the line at
     fault."""
-    if not Path(path).is_file():
-        raise UserError(f"{path}: {no_file(path)}")
+    require_file(path)
     return parse_jsonl(Path(path).read_bytes(), path)
 
 

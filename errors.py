@@ -144,9 +144,11 @@ def choose(word: str, names) -> str:
     return listed
 
 
-def no_file(path) -> str:
-    """Return what is wrong with the path of a missing file."""
-    return "a folder, not a file" if Path(path).is_dir() else "no such file"
+def require_file(path, advice=""):
+    """Raise UserError unless there is a file at the path. advice: the end of the message."""
+    if not Path(path).is_file():
+        fault = "a folder, not a file" if Path(path).is_dir() else "no such file"
+        raise UserError(f"{path}: {fault}{advice}")
 
 
 @contextmanager
@@ -187,10 +189,11 @@ def printable(text: str) -> str:
 def write_whole(path, *parts):
     """Atomically replace a file's contents with the given parts (text or bytes), concatenated.
 
-    After a crash it holds either the old contents or all of the new.
+    After a crash it holds either the old contents or all of the new. Raise UserError for a folder
+    or a device, and if the disk is full.
     """
-    if Path(path).is_dir():
-        raise UserError(f"{path}: {no_file(path)}")
+    if Path(path).exists() and not Path(path).is_file():
+        raise UserError(f"{path}: a folder or a device, not a file: choose another")
     scratch = Path(path).with_name(f"tmp-{Path(path).name}")
     try:
         with open(scratch, "wb") as file:
@@ -208,8 +211,6 @@ def write_whole(path, *parts):
 def check_overwrite(path, beginning: bytes, force: bool):
     """Raise UserError if the path holds a file that does not begin like the command's own files,
     and is not empty."""
-    if Path(path).exists() and not Path(path).is_file():
-        raise UserError(f"{path} is not an ordinary file: choose another --out")
     if force or not Path(path).is_file():
         return
     contents = Path(path).read_bytes()

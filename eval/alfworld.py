@@ -28,7 +28,7 @@ which forgives only white space at the ends. `verl_agent_exact` uses the other p
 """
 import re
 
-from errors import UserError
+from errors import UserError, require_file
 from eval.common import Verdict, read_rows
 from worlds.alfworld_text import normalise, prompt, read_boxed
 
@@ -189,6 +189,5 @@ def _simulator():
 def game_file(folder, game: str) -> str:
     """Return the path of a game's file, where `alfworld-download` unpacks it."""
     path = folder / "json_2.1.1" / game / "game.tw-pddl"
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; alfworld-download fetches it (eval/README.md)")
+    require_file(path, "; alfworld-download fetches it (eval/README.md)")
     return str(path)

@@ -56,7 +56,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from errors import UserError, exit_code
+from errors import UserError, exit_code, require_file
 from eval.common import Verdict, brief, read_rows, verdict
 from worlds.alfworld_text import between
 from worlds.tools.schemas import json_value
@@ -659,8 +659,7 @@ def function_docs(folder: Path) -> dict:
 def load_turns(folder: Path) -> list[dict]:
     """Return all 734 long-context turns, each with what came before it (teacher forcing)."""
     path = folder / "derived" / "long_context_turns.jsonl"
-    if not path.is_file():
-        raise UserError(f"{path}: no such file; `python -m eval.bfcl DIR` makes it")
+    require_file(path, "; `python -m eval.bfcl DIR` makes it")
     docs, history, records = function_docs(folder), {}, []
     entries = {row["id"]: row for row in read_rows(folder / f"BFCL_v4_{LONG_CONTEXT}.json")}
     for row in read_rows(path):

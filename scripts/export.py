@@ -29,7 +29,7 @@ from pathlib import Path
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from data_pool import Task, TrainPool
-from errors import UserError, check_overwrite, no_file, write_whole
+from errors import check_overwrite, require_file, write_whole
 from support.options import COMMANDS, Parser, saved_options
 from worlds import load_world
 
@@ -56,8 +56,7 @@ def verl_records(run_folder) -> list[dict]:
     o = saved_options(run_folder)
     world = load_world(o.world)(o)
     path = Path(run_folder, "train.jsonl")
-    if not path.is_file():
-        raise UserError(f"{path}: {no_file(path)}")
+    require_file(path)  # a pool without its file would hold only base tasks
     pool = TrainPool(path, world.base_tasks())
     # Tell compute_score which form of answers the run was trained with.
     source = f"genenv/{o.world}"

@@ -35,7 +35,7 @@ from referencing import Registry
 from referencing.exceptions import Unresolvable
 from referencing.jsonschema import DRAFT202012
 
-from errors import UserError, choose, first_line, no_file, printable
+from errors import UserError, choose, first_line, printable, require_file
 from worlds import InvalidTask
 from worlds.tools.schemas import conforms, json_value, kinds, well_formed, with_parts
 
@@ -127,8 +127,7 @@ def first_of(names: list) -> str:
 
 def read_text(path, what: str) -> str:
     """Return the text of a file. Raise UserError, with `what` it should be, if there is none."""
-    if not Path(path).is_file():
-        raise UserError(f"{path}: {no_file(path)}; {what}")
+    require_file(path, f"; {what}")
     try:
         return Path(path).read_text(encoding="utf-8-sig")
     except UnicodeDecodeError:
