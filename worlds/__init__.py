@@ -1,12 +1,12 @@
-"""Define worlds: what the loop needs to know about a domain, as one class.
+"""Define a world: one class that holds what the loop needs to know about a domain.
 
 Usage: every module of this folder with a `class World(worlds.World)` is a world, chosen by
-`--world NAME`. A new one begins as a copy of worlds/template.py; nothing else changes, and
-tests/test_worlds.py checks it against this contract. A task is a data_pool.Task, whose spec is
-plain JSON and holds all that its checker needs. Models' text is parsed, never executed.
+`--world NAME`. A new one begins as a copy of worlds/template.py. No other file has to change, and
+tests/test_worlds.py checks the new world against the contract below. A task is a data_pool.Task;
+its spec is plain JSON and holds all that its checker needs. Models' text is parsed, never executed.
 
 For every world, interaction.py checks whether a generated task copies its seed, is held out,
-duplicates another one of its batch, or contains control tokens.
+duplicates another task of its batch, or contains control tokens.
 """
 import importlib
 import inspect
@@ -43,8 +43,8 @@ class World:
     REASONS = ()
     # {option of a run: its default in this world}; a preset or the command line overrides it
     DEFAULTS = {}
-    # the world's own options, {name: (default, help, choices or None)}; a number must be 0 or
-    # more, an integer 1 or more unless its default is 0
+    # the world's own options, {name: (default, help, choices or None)}; a float must be at least
+    # 0, and so must an integer whose default is 0; any other integer must be at least 1
     OPTIONS = {}
     # whether --model names a chat model, whose memory is then estimated
     chat = True
@@ -53,12 +53,12 @@ class World:
     max_episode_tokens = 0
     # default number of warm-start passes; 0 derives it from the number of examples
     warm_start_passes = 0
-    # whether the simulator imitates each task in one epoch only
+    # whether the simulator imitates each task in only one epoch
     imitate_once = False
     # names for the report: what `category` distinguishes, and what `task_length` counts
     category_name = "kind"
     length_unit = "words"
-    # form of the answers, if a task's spec does not define it
+    # the form of the answers, if a task's spec does not show it (see worlds/ladder.py)
     form = ""
 
     def __init__(self, o):
@@ -131,7 +131,7 @@ class World:
 
     @classmethod
     def defaults(cls, asked: dict) -> dict:
-        """Return DEFAULTS for a run. asked: the options of its command line and preset."""
+        """Return a run's defaults. asked: the options of its command line and preset."""
         return cls.DEFAULTS
 
     @classmethod
@@ -156,13 +156,13 @@ class World:
     def same_task_key(self, task):
         """Return a text, or a tuple of texts, that identifies a task.
 
-        Tasks that share a key are treated as copies or duplicates. Any difference changes the id,
-        but only a difference that matters changes this key.
+        Tasks that share a key are treated as copies or duplicates. Any difference between two
+        specs changes the id, but only a difference that matters changes this key.
         """
         return task.id
 
     def leaks(self, task) -> str:
-        """Return why a task leaves nothing to answer, such as "answer leaked", or ""."""
+        """Return why a well-formed task teaches nothing, such as "answer leaked", or ""."""
         return ""
 
     def graded(self, task, response, reward: float) -> float:
@@ -178,7 +178,7 @@ class World:
         return None
 
     def respond(self, task, state, text):
-        """Return the reply to a turn, or None at the end of the episode. It may change state."""
+        """Return the reply to a turn, or None if the episode is over. `state` may be changed."""
         return None
 
     def seed_for(self, task, generator) -> Task:
@@ -224,7 +224,7 @@ def world_names():
 
 
 def load_world(name: str) -> type[World]:
-    """Return a world's class. Raise UserError for an unknown name or a module without one."""
+    """Return a world's class. Raise UserError if the name is unknown or the module has no World."""
     if not name.isidentifier() or find_spec(f"worlds.{name}") is None:
         names = choose(name, world_names())
         raise UserError(f"unknown world {name!r}: {names}, or write worlds/NAME.py")
@@ -239,7 +239,7 @@ def load_world(name: str) -> type[World]:
 
 
 def open_policy(model: str, o, adapters=None, **how):
-    """Return the Policy of a model folder or hub name, by the run's options.
+    """Load the Policy of a model folder or hub name, with the run's options.
 
     adapters: their names; None means both, or only the agent's with an --env-model. how: further
     arguments of Policy.load.
@@ -259,13 +259,13 @@ def refuse_task_files(o):
 
 
 # ---------------------------------------------------------------------------------------------
-# tasks of every world
+# functions for the tasks of any world
 
 
 def demonstration(world, task):
     """Return (agent's prompt, right response) for a warm start to imitate.
 
-    In an episode the response is a list of turns and the replies to them.
+    For an episode the response is a list of turns and the replies to them.
     """
     prompt, gold, state = world.agent_prompt(task), world.gold(task), world.start(task)
     if state is None:
@@ -303,9 +303,9 @@ def task_texts(value):
 
 
 def special_token_in(value, tokenizer) -> str:
-    """Return the first added token of the tokenizer that a task, text or spec contains, or "".
+    """Return one of the tokenizer's added tokens that a task, text or spec contains, or "".
 
-    When the prompt is encoded, it would become a real token: the end of a turn, or the start of
+    When a prompt is encoded, such a text becomes the token itself: it ends a turn, or starts
     something that no text may start, such as <think>.
     """
     text = "\n".join(task_texts(value))
@@ -315,7 +315,7 @@ def special_token_in(value, tokenizer) -> str:
     for token in sorted({*tokens.values(), *getattr(tokenizer, "all_special_tokens", ())}):
         if token in text:
             return token
-    # encode as well: some tokenizers change letters before they look for their tokens
+    # encode as well, because some tokenizers change letters before they look for their tokens
     ids = tokenizer.encode(text, add_special_tokens=False) if tokens else ()
     unknown = {tokenizer.unk_token_id, tokenizer.pad_token_id} if tokens else ()
     marks = [tokens[i] for i in ids if i in tokens and i not in unknown]

@@ -1,6 +1,6 @@
-"""Write the prompt of an ALFWorld step and read its command, for both practice and evaluation.
+"""Write the prompt of an ALFWorld step, and read the command in the response to it.
 
-Usage: worlds/alfworld.py and eval/alfworld.py import it.
+Usage: worlds/alfworld.py (training) and eval/alfworld.py (evaluation) import this module.
 """
 import re
 
@@ -20,16 +20,17 @@ def prompt(record: dict) -> list[dict]:
 
 
 def question(admissible) -> str:
-    """Return the end of a prompt: the commands that are admissible now, and the question."""
+    """Return the end of a prompt: the admissible commands, then the question."""
     options = "\n".join(admissible)
     return f"Commands you can give now:\n{options}\n\n{ASK}"
 
 
 def read_boxed(text: str) -> str:
-    r"""Return the content of the last \boxed{...}, else the text without one $...$, as GenEnv does.
+    r"""Return the content of the last \boxed{...}, or else the text without a $ at both ends.
 
-    The box ends at the first closing brace (so \boxed{\text{x}} breaks, as it does there). This
-    is a scan: the usual lazy pattern takes quadratic time on a megabyte of unclosed boxes.
+    So does the paper's repository. The box ends at the first closing brace, so \boxed{\text{x}} is
+    cut off, as it is there. We scan for boxes, because the usual lazy pattern takes quadratic time
+    on a megabyte of unclosed ones.
     """
     boxes = list(between(text, "\\boxed{", "}"))
     if boxes:
@@ -41,7 +42,10 @@ def read_boxed(text: str) -> str:
 
 
 def normalise(text: str) -> str:
-    """Normalise as GenEnv does: strip space, backticks and quotes; single spaces; lower case."""
+    """Return a text in lower case, with single spaces, without backticks and quotes at its ends.
+
+    So does the paper's repository.
+    """
     text = text.strip().strip("`").strip('"').strip("'")
     return re.sub(r"\s+", " ", text).lower()
 

@@ -10,15 +10,16 @@ A task is a line, `chain_sum num_terms=2 num_digits=0 item 417`: a family, a lev
 knobs that can move (0 if it is left out), and a number. The library makes the item from the line
 and scores the answers, so no reference can be wrong, and a level means what it says.
 
-Deviations: the simulator never sees a question, only family, levels and number. It learns where the
-agent is on the library's scale, so a bandit over (family, levels) is its natural rival.
+Deviations: the simulator never sees a question, only family, levels and number. It learns which of
+the library's levels suit the agent, so a bandit over (family, levels) is its natural rival.
 
 The levels that exist for a run do not depend on the machine. gym_levels.json, made once by
-scripts/gym_levels.py (commit b946650), lists those whose items are made fast, are small and pay
-their own answers. It also gives the reason why each other family is excluded. For example, a scorer
-that evaluates would run what a model wrote (with `eval`, or with sympy's parse_expr, which calls
-it). As a last resort an item that takes LIMIT seconds of CPU time "cannot be made". This timer
-works only on the main thread: a run plays there, but another trainer may score on other threads.
+scripts/gym_levels.py (commit b946650), lists those whose items are small, are made quickly, and
+earn 1 with their own answers. It also says why each other family is excluded. For example, some
+scorers would run what a model wrote, with `eval` or with sympy's parse_expr, which calls it. As a
+last resort, a timer stops an item after LIMIT seconds of CPU time, and it counts as "cannot be
+made". The timer works only on the main thread: a run plays there, but another trainer may score
+answers on other threads.
 """
 import io
 import json
@@ -39,18 +40,18 @@ from worlds.tiny_model import chat, in_words
 INSTALL = "pip install reasoning-gym==0.1.25 (it needs a C compiler)"
 TABLE = Path(__file__).with_name("gym_levels.json")
 LINE = re.compile(r"([a-z0-9_]+)((?: [a-z0-9_]+=[0-9]{1,2})*) item ([0-9]{1,4})")
-# numbers of items: a run draws from RUN, and held-out tasks have others
+# numbers of items: a run draws from RUN; held-out tasks have other numbers
 RUN = range(1000)
 FIRST = {"base": 0, "validation": 1000, "tuning": 2000}
 SIZES = {"base": 12, "validation": 32, "tuning": 8}  # tasks per family
 TRIES = 4            # numbers tried for each of these tasks
-MENU = 6             # families that the simulator is shown
+MENU = 6             # families that a simulator's prompt shows
 ANSWERS, LINES = 240, 160  # imitated in a pass of a warm start
 MAX_CHARS = 4000     # of a response or a line
-MARGIN = 100         # at most this many tokens of the agent's prompt are not the question
+MARGIN = 100         # tokens, at most, that the agent's prompt adds to the question
 LIMIT = 5            # seconds of CPU time for an item
 ONE_AT_A_TIME = threading.RLock()  # held by the thread that calls the library
-# comparisons with float("nan") surprise, so some scorers pay it
+# every comparison with float("nan") is false, so some scorers accept it
 NOT_A_NUMBER = re.compile(r"(?<![a-z])(nan|inf|infinity)[ij]?(?![a-z])", re.IGNORECASE)
 
 
@@ -67,8 +68,8 @@ def too_slow(*_):
 def library():
     """Make a context in which to call the library.
 
-    It restores Python's global random state, drops what the library prints and stops what takes
-    LIMIT seconds. Threads wait for each other, because they share the random state.
+    It restores Python's global random state, drops what the library prints, and stops anything
+    that takes LIMIT seconds. Threads wait for each other, because they share the random state.
     """
     with ONE_AT_A_TIME, redirect_stdout(io.StringIO()), timer():
         state = random.getstate()
@@ -88,9 +89,9 @@ def timer():
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    # CPU time has a separate signal: those that stop a run are not touched
+    # this signal is only for CPU time: those that stop a run are not touched
     before = signal.signal(signal.SIGPROF, too_slow)
-    # repeat it every second, because the library has an `except:` here and there
+    # repeat it every second, because a bare `except:` of the library may swallow one
     signal.setitimer(signal.ITIMER_PROF, LIMIT, 1)
     try:
         yield
@@ -102,8 +103,8 @@ def timer():
 def make_item(family: str, levels: dict, number: int):
     """Return (the family's dataset at these levels, its item of this number).
 
-    The dataset scores; the item is a dict with "question" and "answer". The library may raise any
-    error.
+    The dataset scores answers; the item is a dict with "question" and "answer". The library may
+    raise any error.
     """
     from reasoning_gym.coaching.base_curriculum import DefaultCurriculumContext, RangeAttributeMode
     from reasoning_gym.factory import DATASETS, create_curriculum
@@ -125,13 +126,14 @@ def paid(dataset, item: dict, answer: str) -> float:
         value = float(dataset.score_answer(answer, item))
     except Exception:  # the scorer cannot read such an answer
         return 0.0
-    # an error relative to a negative number is below 0, and pays more than the right answer
+    # some scorers divide an answer's error by the right answer: if that is negative, they pay
+    # more than 1
     return value if 0 <= value <= 1 else 0.0
 
 
 @lru_cache(maxsize=1024)
 def item_of(line: str):
-    """Return (dataset, item) of a line, made only once.
+    """Return (dataset, item) of a line, from a cache if it was made recently.
 
     Raise InvalidTask if the item cannot be made or does not pay its own answer.
     """
@@ -252,10 +254,10 @@ class World(worlds.World):
         return faults
 
     def draw_tasks(self, family: str, split: str):
-        """Draw (tasks of a family, why the last number that failed gave none, or "").
+        """Draw a family's tasks for a split, and return them with the last failure, "" if none.
 
         No other split has their questions. There are SIZES[split] tasks, or fewer if TRIES numbers
-        for each do not give that many.
+        per task do not yield that many.
         """
         rng, tasks, fault = random.Random(f"{split} {family}"), [], ""
         highest = 0 if split == "base" else None
@@ -266,7 +268,7 @@ class World(worlds.World):
             except worlds.InvalidTask as reason:
                 fault = str(reason)
                 continue
-            # small families repeat their questions
+            # families with few questions repeat them
             if task.text not in self.questions:
                 self.questions.add(task.text)
                 tasks.append(task)
@@ -277,7 +279,7 @@ class World(worlds.World):
     def random_levels(self, family: str, rng, highest=None) -> dict:
         """Draw {knob: level}, each evenly from 0 to its highest level, or to `highest` if lower.
 
-        With None, `highest` is drawn first, so that all levels occur, the lower ones more often.
+        If `highest` is None, it is drawn first: all levels occur, the lower ones more often.
         """
         tops = self.levels[family]
         if highest is None:
@@ -298,11 +300,11 @@ class World(worlds.World):
         return task
 
     def base_tasks(self):
-        """Return tasks of each family, at its lowest levels."""
+        """Return tasks of each family, with every knob at level 0."""
         return self.splits["base"]
 
     def validation_tasks(self, split="validation"):
-        """Return items of all levels, with numbers that a run may not draw."""
+        """Return held-out tasks of all levels, with numbers that a run may not draw."""
         return self.splits[split]
 
     def same_task_key(self, task):
@@ -331,11 +333,11 @@ class World(worlds.World):
     def menu(self, seed_task):
         """Return lines such as `chain_sum num_terms=0-10 num_digits=0-9`.
 
-        One is of the seed task's family, the others of some other families.
+        One describes the seed task's family, the others up to MENU - 1 other families.
         """
         family = seed_task.spec["family"]
         others = [name for name in self.levels if name != family]
-        # always the same ones for a seed task, because prompts are made again
+        # draw the same ones each time, because a seed task's prompt is made more than once
         others = random.Random(seed_task.id).sample(others, min(len(others), MENU - 1))
         lines = []
         for name in sorted([family, *others]):
@@ -397,7 +399,10 @@ class World(worlds.World):
     # ---- warm start
 
     def warm_start_pairs(self, turn=0):
-        """Draw answers up to --warm-levels and lines at all levels, others in each pass `turn`."""
+        """Draw answers at levels up to --warm-levels, and lines at all levels.
+
+        Each pass `turn` draws different ones.
+        """
         rng = random.Random(turn)
         base, held_out = self.base_tasks(), worlds.held_out_keys(self)
         answers, lines = [], []
@@ -408,7 +413,7 @@ class World(worlds.World):
                 task = self.make(family, levels, rng.choice(RUN), "base")
             except worlds.InvalidTask:
                 continue
-            # some questions of small families are held out
+            # a family with few questions may draw one that is held out
             if task.text not in held_out:
                 answers.append(worlds.demonstration(self, task))
         for _ in range(LINES):

@@ -12,14 +12,15 @@ without the contents of closed receptacles and acts with `go to`, `open`, `take 
 in` and `clean`, `heat`, `cool ... with`. Our code executes the commands and reports what the agent
 sees. A household is a task if it has what its goal needs. Then `plan` gives a shortest solution, so
 no task has a wrong answer, and the length of the plan is the length of the task. The planner sees
-into closed receptacles, but the agent does not. So an episode must have enough turns for an agent
-that looks into all of them.
+into closed receptacles, but the agent does not. So a task is refused if an episode has too few
+turns for an agent that looks into all of them.
 
 Deviations from ALFWorld: there is one object of each kind, and no numbers. Phrases are shorter. An
-episode ends once PATIENCE turns in a row did nothing (cleaning an object again does something).
-Treatment needs no opening of the appliance, and one object may get several treatments. Facts are
-known from the start, except for the contents of closed receptacles. The base model has learnt from
-plans with slips, more of them the harder the kind of goal: latent skills, as in the ladder.
+episode ends after PATIENCE turns in a row that did nothing; to clean an object again is to do
+something. An appliance treats an object without being opened, and one object may get several
+treatments. The agent knows everything from the start except what is in closed receptacles. The base
+model has learnt from plans with slips, which are more frequent for harder kinds of goals. So its
+skills are latent, as in the ladder.
 """
 import random
 import re
@@ -128,7 +129,7 @@ def execute(state, verb, thing, place):
 
 
 def reached(spec, state) -> bool:
-    """Return whether every object of the goal is in its place and has had its treatment."""
+    """Return whether every object of the goal is at the target and has had its treatment."""
     for how, thing in spec["goal"]:
         if state["place_of"][thing] != spec["target"]:
             return False
@@ -153,7 +154,7 @@ def seen(state) -> str:
 
 
 def respond(task, state: dict, text):
-    """Execute a turn, which changes state, and return the observation, or None at the end.
+    """Execute a turn, which may change `state`; return the observation, or None at the end.
 
     An episode ends when the goal is reached, or after PATIENCE turns in a row that did nothing.
     """
@@ -180,9 +181,9 @@ def respond(task, state: dict, text):
 def plan(task, is_blind=False):
     """Return the commands of a shortest solution.
 
-    It brings the goal's objects one after the other, in the better of the two orders. is_blind:
-    return the commands of an agent that does not see into closed receptacles, and opens them in
-    their order until it finds the object.
+    It brings the goal's objects one after the other, in the order that takes fewer commands.
+    is_blind: return the commands of an agent that cannot see into closed receptacles; it opens
+    them in the order of the text until it finds the object.
     """
     goal = task.spec["goal"]
     orders = goal, goal[::-1]
@@ -304,7 +305,7 @@ def solved(text, origin="env", seed="", epoch=0) -> Task:
 
 
 def longest_search(spec, commands) -> int:
-    """Return how many turns an unlucky agent needs that cannot see into closed receptacles.
+    """Return how many turns an unlucky agent needs if it cannot see into closed receptacles.
 
     commands: the plan. If it takes an object out of a closed receptacle, the agent may have to
     visit and open every other closed one first.
@@ -319,7 +320,7 @@ def longest_search(spec, commands) -> int:
 
 
 def key_of(task) -> str:
-    """Return a text of the household that ignores its order and empty receptacles.
+    """Return a household's key, which ignores the order of its parts and its empty receptacles.
 
     The target counts even if it is empty.
     """
@@ -330,7 +331,7 @@ def key_of(task) -> str:
 
 
 def kinds_of(task):
-    """Return the kinds of difficulty in a task: "place" if there is no other."""
+    """Return the kinds of difficulty in a task, or only "place" if it has no other."""
     goal, kinds = task.spec["goal"], []
     wanted = {thing for _, thing in goal}
     for place, closed, things in task.spec["house"]:
@@ -344,7 +345,7 @@ def kinds_of(task):
 
 
 def rung_of(task) -> str:
-    """Return the rung of a task's goal."""
+    """Return a task's rung: "both", or else the hardest of its kinds of difficulty."""
     kinds = kinds_of(task)
     if "two" in kinds and not set(TREATMENTS).isdisjoint(kinds):
         return "both"
@@ -356,7 +357,7 @@ def rung_of(task) -> str:
 
 
 def random_spec(rng, rung, extra) -> dict:
-    """Draw a household for a goal of this rung, which it sometimes misses.
+    """Draw the spec of a household for this rung; it sometimes turns out to be on another one.
 
     It has `extra` receptacles besides the three appliances.
     """
@@ -406,7 +407,7 @@ def held_out() -> dict:
 
 
 def base() -> list:
-    """Draw the base tasks: of the two easiest rungs, with five receptacles each, none held out."""
+    """Draw the base tasks, on the two easiest rungs, with five receptacles each, none held out."""
     rng, tasks, taken = random.Random(SEED + 1), [], set(held_out_keys())
     while len(tasks) < N_BASE:
         tasks.append(random_task(rng, rng.choice(BASE_RUNGS), (2,), "base", taken))
@@ -434,7 +435,7 @@ def slip(task, rng):
         if verb == "open" and rng.random() < KINDS["closed"]:
             continue
         if verb in DONE_AT and rng.random() < KINDS[DONE_AT[verb][0]]:
-            # leave the treatment out, or do another one
+            # leave the treatment out, or do another one instead
             if slipped[-1:] == [f"go to {place}"]:
                 slipped.pop()
             if rng.random() < 0.5:
@@ -485,7 +486,7 @@ def edit_place(spec, rng):
 
 
 def edit_goal(spec, rng):
-    """Edit a spec in place: a treatment, a lid, the number of objects, or nothing."""
+    """Edit a spec in place: change a treatment, a lid, the number of objects, or nothing."""
     goal, house = spec["goal"], spec["house"]
     edit = rng.choice(("none", "how", "how", "lid", "count"))
     if edit == "how":
@@ -513,7 +514,7 @@ class World(TinyWorld):
     RECIPE = dict(model_config=MODEL, steps=4800, batch=16, lr=3e-3)  # of the base model
     REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable", "too long",
                "a matter of luck")
-    # base_share: rungs are up to three edits away from a base task, so seeds must climb
+    # base_share: the hardest rungs are three edits from a base task, so fewer seeds are base tasks
     DEFAULTS = dict(epochs=24, steps=4, seed_tasks=16, variations=4, max_task_tokens=72,
                     max_response_tokens=8, max_prompt_tokens=128, val_every=4, base_share=0.5)
     max_turns, max_episode_tokens = MAX_TURNS, MAX_TOKENS
@@ -525,7 +526,7 @@ class World(TinyWorld):
     category = staticmethod(rung_of)
 
     def base_tasks(self):
-        """Return 544 households of the two easiest rungs."""
+        """Return 544 households on the two easiest rungs."""
         return base()
 
     def validation_tasks(self, split="validation"):
@@ -572,7 +573,7 @@ class World(TinyWorld):
     def demonstrate(self, task, rng):
         """Draw (prompt, episode) of the agent's role, with slips.
 
-        After its last command it says `look` until the episode is over.
+        After its last command the agent gives `look` until the episode is over.
         """
         commands, state, parts = slip(task, rng), start(task), []
         while True:
@@ -588,7 +589,7 @@ class World(TinyWorld):
         """Draw n pairs (prompt, response) for the base model, all of one role and similar length.
 
         Batches of one kind need little padding, so the base model trains in half the time. Every
-        task is a new one, and none is held out: of 3,000 fixed ones a model learnt some by heart.
+        task is newly drawn, and none is held out: of 3,000 fixed ones a model learnt some by heart.
         """
         role = rng.choice(("env", "env", "one", "one", "two"))
         rungs = {"env": RUNGS, "one": RUNGS[:-2], "two": RUNGS[-2:]}[role]

@@ -1,20 +1,20 @@
 """Define the built-in ladder: twelve tools on a digit, and a tiny model that half knows them.
 
-Paper: none of its data, but the same setting. An instruct model has latent skills (it can
-sometimes solve a hard task), the base data stays easy, and the target distribution is broader and
-harder. Here our code makes all three, so that co-evolution can be watched on a laptop.
+Paper: its setting, but none of its data. An instruct model has latent skills (it can sometimes
+solve a hard task), the base data is easy, and the target distribution is broader and harder. Here
+our code makes all three, so that co-evolution can be watched on a laptop.
 
 Usage: the default world of genenv.py. `python -m worlds.ladder train SEED FOLDER` trains another
 base model (worlds/tiny_model.py). With a chat model in --model the ladder is in words
 (worlds/ladder_words.py).
 
 A task is a start digit and a chain of tools with step indices. The response repeats each index and
-tool and gives the resulting digit, `3 s1 inc s2 dbl =` -> `s1 inc 4 s2 dbl 8`. The indices make
-copying learnable in seconds. The two-layer base model is trained on imperfect demonstrations: tool
-j is shown with a wrong result at a slip rate that rises from .05 (rung 0) to .95 (rung 11). It also
-learns the simulator's role: given a seed task and its recent success rate, which may be unknown, it
-writes a nearby variation. The direction of the variation does not depend on the success rate: that
-is for RWR to learn.
+tool and adds the resulting digit: `3 s1 inc s2 dbl =` -> `s1 inc 4 s2 dbl 8`. The indices make
+copying learnable in seconds. The two-layer base model is trained on imperfect demonstrations: a
+tool is shown with a wrong result at a slip rate that rises from .05 (rung 0) to .95 (rung 11). The
+model also learns the simulator's role: given a seed task and its recent success rate, which may be
+unknown, it writes a nearby variation. The direction of the variation does not depend on the success
+rate: that is for RWR to learn.
 
 Deviations from a real domain: the checker is exact (it computes the chain), and the simulator
 cannot write an ambiguous task.
@@ -30,7 +30,7 @@ from worlds import InvalidTask, ladder_words
 from worlds.ladder_words import Words
 from worlds.tiny_model import BUCKETS, SEED, SPECIAL, TinyWorld, bucket, main
 
-TOOLS = {  # rung by rung; neighbours differ on most digits
+TOOLS = {  # rung by rung, from easy to hard; neighbours differ on most digits
     "inc": lambda d: d + 1, "dec": lambda d: d - 1, "dbl": lambda d: 2 * d, "neg": lambda d: -d,
     "hop": lambda d: d + 3, "tpl": lambda d: 3 * d, "mir": lambda d: 9 - d, "sqr": lambda d: d * d,
     "half": lambda d: d // 2, "drop": lambda d: d - 4, "cube": lambda d: d ** 3,
@@ -65,7 +65,7 @@ class Symbols:
         start, tools = words[:1], words[2::2]
         if not tools or start[0] not in DIGITS or not set(tools) <= set(TOOLS):
             return None
-        # the indices have to be as `write` gives them
+        # the indices have to be those that `write` gives
         is_written_so = Symbols.write(start[0], tools).split() == words
         return (int(start[0]), tools) if is_written_so else None
 
@@ -102,7 +102,7 @@ class Symbols:
 
 
 def run_tools(start, tools) -> list:
-    """Return the digit after each step, which is what the checker compares with."""
+    """Return the right digit after each step."""
     digits = [start]
     for name in tools:
         digits.append(TOOLS[name](digits[-1]) % 10)
@@ -121,7 +121,7 @@ def wrong_digit(name, digit) -> int:
 def held_out(lengths) -> dict:
     """Draw {split: [(start, tools)]}: for each rung, ten chains whose hardest tool is on that rung.
 
-    Two disjoint splits: "validation" is only ever reported; "tuning" is for choosing settings.
+    The splits are disjoint: "validation" is only ever reported; "tuning" is for choosing settings.
     lengths: the numbers of steps that a chain may have, each equally likely.
     """
     rng, splits, seen = random.Random(SEED), {"validation": [], "tuning": []}, set()
@@ -256,7 +256,7 @@ class World(TinyWorld):
         return self.text.category(task.spec["tools"])
 
     def write_teacher(self, n: int, path):
-        """Write n distinct tasks to a file, in place of tasks from a stronger teacher.
+        """Write n distinct tasks to a file; they stand in for those of a stronger teacher.
 
         The paper's offline augmentation has 957 and 1,777 tasks. Ours are base tasks whose tools
         `vary` has edited one to three times, with a new start digit.
@@ -310,7 +310,7 @@ class World(TinyWorld):
         return [self.demonstrate(rng) if i % 2 else self.imagine(rng) for i in range(size)]
 
     def warm_start_pairs(self, turn=0):
-        """Draw what a chat model imitates in a pass, by --start (worlds/ladder_words.py)."""
+        """Draw what a chat model imitates in a pass; --start decides (worlds/ladder_words.py)."""
         rng = random.Random(SEED + 3 + turn + 100 * self.o.seed)
         easy, others, variations = ladder_words.PAIRS[self.option("start")]
         return {"agent": [self.demonstrate(rng, easy=i < easy) for i in range(easy + others)],

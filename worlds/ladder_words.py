@@ -1,4 +1,4 @@
-"""Write the ladder in words for a chat model: the same tools and checker, but other texts.
+"""Put the ladder into words for a chat model: the same tools and checker, but other texts.
 
 Usage:
 
@@ -12,11 +12,11 @@ model learns the world within an hour.
 --start chooses what a warm start leaves to the loop. A warm start is one pass over many
 demonstrations: a second pass over the same ones would make all attempts at a task alike.
     stale    the agent sees mostly the four easy tools in one to three steps, and some of all
-             tools with the ladder's slips; the simulator sees enough variations that it stays
-             near its seed tasks. After 50 updates an untrained simulator's tasks are nearly all
-             solved (worlds/README.md)
+             tools with the ladder's slips; the simulator sees enough variations to stay near its
+             seed tasks. After 50 updates an untrained simulator's tasks are nearly all solved
+             (worlds/README.md)
     aligned  the agent sees all tools with the ladder's slips, so that p_hat differs by rung
-    hard     the same with few demonstrations: most of the tasks written are too hard
+    hard     the same with few demonstrations, so that most of the tasks written are too hard
 """
 import re
 
@@ -30,7 +30,8 @@ NAME_OF = {words: name for name, words in TOOL_WORDS.items()}
 # {--start: what a warm start shows: demonstrations of easy tools, of all tools, variations}
 PAIRS = {
     "stale": (320, 160, 960), "aligned": (0, 640, 640), "hard": (0, 120, 320)}
-# share of the ladder's slips in demonstrations of easy tools; with none the start is too sharp
+# share of the ladder's slips in demonstrations of easy tools; with none, attempts at a task would
+# be too alike
 EASY_SLIPS = 0.3
 DEFAULTS = dict(epochs=13, steps=4, seed_tasks=8, variations=4, G=8, val_samples=8, val_every=2,
                 k_min=0.26, agent_lr=5e-4, env_lr=5e-4, env_passes=1, env_batch=8,

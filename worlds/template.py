@@ -47,7 +47,7 @@ def random_task(rng, tools, origin) -> Task:
 
 
 def draw_of_each(rng, kinds, number, origin, taken=()) -> dict:
-    """Draw {id: task}: this many different tasks of each kind, none of them in `taken`.
+    """Draw {id: task}: `number` different tasks of each kind, none of them in `taken`.
 
     Hold out at most a tenth of a kind's tasks, or too few are left to learn from. Raise UserError
     for a kind that has fewer tasks than `number`.
@@ -76,7 +76,7 @@ HELD_OUT = draw_of_each(random.Random("held-out"), TOOLS, PER_TOOL, "validation"
 
 class World(worlds.World):
     """Apply a tool to digits."""
-    REASONS = ("malformed",)            # of parse_task
+    REASONS = ("malformed",)            # why parse_task refuses a text
     DEFAULTS = {"threads": 1}           # more threads slow a tiny model down
     category_name, length_unit = "tool", "words"  # for the report
 
@@ -171,5 +171,6 @@ class World(worlds.World):
         return " ".join(digits)
 
     def load_policy(self):
-        """Load the base model, trained once and kept until this file changes."""
+        """Load the base model: it is trained once and kept until this file or tiny_model.py
+        changes."""
         return load_trained(self, WORDS, steps=300)

@@ -1,13 +1,13 @@
 """Train a stand-in for an instruct model: a tiny word-level decoder, from scratch in minutes.
 
-Paper: "both initialised from the same instruct model". A world that needs no download shows its own
-small model imperfect examples of both roles, and the loop starts from what the model learnt.
+Paper: "both initialised from the same instruct model". A world that needs no download trains its
+own small model on imperfect examples of both roles, and the loop starts from that model.
 
 Usage: the ladder's and the household's base models are in worlds/base, so that a run starts from
 the same bits on every machine. `python -m worlds.household train SEED FOLDER` trains another one,
-for `genenv.py --world household --model FOLDER`; seed 0 makes the shipped one (the household's at
-commit 6eb4f27, before its planner was simplified). Rounding depends on the processor.
-worlds/template.py trains its model at the first start and keeps it in runs/base.
+for `genenv.py --world household --model FOLDER`. Seed 0 makes the shipped one, up to rounding,
+which depends on the processor; the household's needs commit 6eb4f27, before its planner was
+simplified. worlds/template.py trains its model at the first start and keeps it in runs/base.
 
 Deviations: the model has seen only its two roles, and one token is one word. Its layers are those
 of Qwen2, but its type is Seed-OSS, which has the same layers: for the type qwen2, transformers'
@@ -36,13 +36,13 @@ MODEL = dict(hidden_size=96, intermediate_size=256, num_hidden_layers=2, num_att
              num_key_value_heads=4, max_position_embeddings=64, rope_theta=10000.0)
 BUCKETS = [*(f"b{i}" for i in range(9)), "b?"]  # recent success in eighths, or unknown
 SEED = 20251219  # task sets are the same for every --seed of a run
-# the options that such a world reads, for use without a run
+# the options that a TinyWorld reads, for use without a run
 NO_RUN = SimpleNamespace(model="", base_tasks="", validation_tasks="", world_options={})
-BASES = Path(__file__).parent / "base"  # a folder for each world whose base model is shipped
+BASES = Path(__file__).parent / "base"  # holds a folder for each base model that is shipped
 
 
 def word_tokenizer(words):
-    """Make a tokenizer with one token per word, words separated by blanks; it can be saved.
+    """Make a tokenizer that can be saved, with one token per word; blanks separate words.
 
     words: SPECIAL, then others, none twice.
     """
@@ -84,7 +84,7 @@ def encode_pairs(tokenizer, pairs):
 
 
 def tiny_lm(vocabulary: int, shape: dict, seed: int):
-    """Make a fresh causal LM of MODEL with the changes in `shape`.
+    """Make a fresh causal LM of the shape MODEL, with the changes in `shape`.
 
     vocabulary: its number of words.
     """
@@ -99,17 +99,17 @@ def tiny_lm(vocabulary: int, shape: dict, seed: int):
 
 
 def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, seed=0):
-    """Train a model from scratch and return (model, tokenizer), for `save`.
+    """Train a model from scratch and return (model, tokenizer), ready for `save`.
 
     words: the vocabulary, `SPECIAL` first. pairs_fn: (random.Random, how many) -> list of (prompt,
     response) texts of both roles. model_config: what differs from MODEL. lr: the peak of a
     one-cycle schedule. The default settings take at most two minutes on one core.
 
-    Raise UserError as check_texts does, before the training.
+    Before training, check_texts raises UserError for texts that cannot work.
     """
     rng, tokenizer = random.Random(seed), word_tokenizer(words)
     model = tiny_lm(len(words), model_config, seed)
-    # a separate generator, so that rng is not moved
+    # a separate generator: the check must not change what rng draws in the training
     check_texts(words, pairs_fn(random.Random(seed), batch), model.config.max_position_embeddings)
     print(f"training the base model of this world, {steps} steps ...", flush=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
@@ -129,8 +129,8 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
 def check_texts(words, pairs, context: int):
     """Raise UserError for what would silently spoil the training.
 
-    That is an empty answer, a word that is read as padding or listed twice, or a pair of more words
-    than the model reads.
+    That is an empty answer, a word that is read as padding or listed twice, or a pair with more
+    words than the model can read.
     """
     if not all(response.strip() for _, response in pairs):
         raise UserError("pairs gave an empty answer: is `gold` missing?")
@@ -147,7 +147,7 @@ def check_texts(words, pairs, context: int):
 
 
 def save(model, tokenizer, folder):
-    """Write a trained model as a folder that Policy.load reads, in fp16: half the size."""
+    """Write a trained model to a folder that Policy.load reads, in fp16 to halve its size."""
     model.half().save_pretrained(folder)
     tokenizer.save_pretrained(folder)
 
@@ -174,8 +174,8 @@ class TinyWorld(worlds.World):
     """Define a world that brings its tasks and a base model of WORDS.
 
     A subclass has pairs(rng, n), from which a base model is trained. `chat`: whether --model names
-    another model, which needs a chat template. Only a world with CHAT_DEFAULTS, its defaults for
-    such a model, takes one.
+    another model, which needs a chat template. A world accepts one only if it has CHAT_DEFAULTS,
+    its defaults for such a model.
     """
     NAME, WORDS, RECIPE, CHAT_DEFAULTS = "", (), {}, {}
 
@@ -183,8 +183,8 @@ class TinyWorld(worlds.World):
         super().__init__(o)
         self.chat = self.is_chat(o.model)
         if self.chat and not self.CHAT_DEFAULTS:
-            raise UserError(f"--world {self.NAME} is for its own small models, {o.model} is none: "
-                            f"python -m worlds.{self.NAME} train SEED FOLDER makes one")
+            raise UserError(f"--world {self.NAME} takes only its own small models, and {o.model} "
+                            f"is not one: python -m worlds.{self.NAME} train SEED FOLDER makes one")
         worlds.refuse_task_files(o)
 
     @classmethod
@@ -208,7 +208,7 @@ class TinyWorld(worlds.World):
         return list(json.loads(file.read_text())["model"]["vocab"]) != list(cls.WORDS)
 
     def load_policy(self):
-        """Load the model of --model, or the tiny base model, with two fresh adapters."""
+        """Load the model of --model, or else the shipped base model, with fresh adapters."""
         return worlds.open_policy(self.o.model or str(BASES / self.NAME), self.o)
 
 

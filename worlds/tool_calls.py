@@ -15,29 +15,29 @@ object per line (worlds/tools/example_tasks.jsonl has 51, and is the default):
 A task has 1 to 32 tools and at most 8 calls. `"calls": []` means that none of the tools does what
 is asked. The agent then answers `none`, which its prompt mentions only if some task has that
 answer. worlds/tools/tool_lists.py reads other shapes of tools. With --tools FILE, a task without
-tools gets those of the list that it calls, and others up to three. Every line is checked before a
-model is loaded. An eighth of the file is held out for validation; from TUNED tasks on, another
-eighth is held out for tuning.
+tools gets those of the list that it calls, and others up to three in all. Every line is checked
+before a model is loaded. An eighth of the file is held out for validation. If the file has TUNED
+distinct tasks or more, another eighth is held out for tuning.
 
 The agent writes calls as the chat templates of Qwen and Hermes do, each as a JSON object between
 <tool_call> tags. If a response or a written task has a </think>, only what follows the last one is
 read.
 
-The simulator writes one JSON object. With --tools FILE it is shown an example and six tools
+The simulator writes one JSON object. With --tools FILE it is shown the seed task and six tools
 (`seed_for`), and writes calls of these, then a request that names their values. The agent has to
 choose among the same six. Without --tools it also invents the tools, which takes a large model.
 
-Two calls are the same if they have the same name and the same arguments, in any order of their
-names. Numbers are compared by value (5 is 5.0), but 5 is not "5" and true is not 1. Strings must
-agree in every character. An argument that is left out equals its schema's `default`. The whole list
-must agree, in any order unless `ordered`. Part of the list earns nothing.
+Two calls are the same if they have the same name and the same arguments, in any order. Numbers are
+compared by value (5 is 5.0), but 5 is not "5" and true is not 1. Strings must agree in every
+character. An argument that is left out equals its schema's `default`. The whole list of calls must
+agree, in any order unless the task is `ordered`. Part of the list earns nothing.
 
 Deviations: there is no executor for invented tools, so `valid` means that every call parses and
 satisfies the schema of a declared tool. The simulator must keep the kind of its seed: a drift to
 free-form answers, whose references nothing checks, would be rewarded too. In the search for copies,
 duplicates and held-out tasks, two tasks with the same calls or the same words count as one
-(same_task_key). The simulator's prompt does not name alpha: a record of an earlier epoch would name
-an older target. worlds/tools/leaks.py defines what else is refused.
+(same_task_key). The simulator's prompt does not name alpha, because a record of an earlier epoch
+would name an older target. worlds/tools/leaks.py defines what else is refused.
 """
 import hashlib
 import json
@@ -68,13 +68,13 @@ EXAMPLE_TASKS = Path(__file__).parent / "tools/example_tasks.jsonl"
 SHOWN_WITH = 2        # seed tasks from which a warm start shows the simulator how to write a task
 ROOM = 2              # characters of the shown tools per token of --max-prompt-tokens
 HELD_OUT = 8          # one task in this many is for validation, another one for tuning
-FEWEST = 3            # examples to learn from, at least; a warm start needs more
+FEWEST = 3            # the least number of examples to learn from; a warm start needs more
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
 TUNED = 20            # with this many distinct tasks, some are kept for tuning
 NOTHING = "none"      # the agent's answer if there is nothing to call
 # keywords that a model may not use in a schema: a regular expression may take forever
 PATTERN = re.compile('"pattern": "|"patternProperties": ')
-ALL_FAULTS, LINE = 600, 180  # characters that report all faults of a file, and one fault
+ALL_FAULTS, LINE = 600, 180  # at most this many characters report a file's faults, and one fault
 
 
 # ---------------------------------------------------------------------------------------------
@@ -82,15 +82,15 @@ ALL_FAULTS, LINE = 600, 180  # characters that report all faults of a file, and 
 
 
 def make_task(record: dict, origin: str, seed="", epoch=0) -> Task:
-    """Return a JSON object of either kind as a Task.
+    """Return a JSON object as a Task, which takes either calls or a short answer.
 
-    Raise InvalidTask, with .detail, if it is of neither kind.
+    Raise InvalidTask, with .detail, if it is no such task.
     """
     text = record.get("task")
     if not isinstance(text, str):
         raise InvalidTask("malformed task", "no text under 'task'")
     text = text.strip()
-    # a user's "Call Bob" is a task; a simulator's text of that length mostly is not
+    # a user's "Call Bob" is a task; a text of that length from a simulator mostly is not
     least = 1 if origin == "base" else MIN_LETTERS
     if sum(map(str.isalnum, text)) < least:
         raise InvalidTask("trivial text", "the task text says too little")
@@ -122,7 +122,7 @@ def _spec_of_calls(record: dict, origin: str) -> dict:
 
 
 def _spec_of_question(record: dict) -> dict:
-    """Return the evaluation spec of a question, its accepted answers, or raise InvalidTask."""
+    """Return the evaluation spec of a question (its accepted answers), or raise InvalidTask."""
     answers = record["reference"]
     if not isinstance(answers, list):
         answers = [answers]
@@ -142,7 +142,8 @@ def _keys_of_json(task: str) -> tuple:
     """Return the keys of a task, given as JSON text so that they are computed once."""
     task = Task(*json.loads(task))
     keys = [task_id({"question": words_of(task.text)})]
-    # a question has only a key of words; so do calls without arguments, which many tasks share
+    # a question has only the key of its words; so have calls without arguments, which many tasks
+    # share
     if any(call["arguments"] for call in task.spec.get("calls", ())):
         calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
         # an invisible character or a capital in a value makes another answer, but not another task
@@ -196,7 +197,7 @@ def _task_of_line(line: str, tools: dict):
     except (ValueError, RecursionError) as error:
         detail = f"{first_line(error)}; write one object per line"
         raise InvalidTask("not one JSON object", detail) from None
-    # tools that the line leaves out depend on its calls
+    # tools that were added to the line depend on its calls, so they are no part of what it asks
     return task, canonical([task.text, record.get("tools") and task.spec["tools"]])
 
 
@@ -204,7 +205,7 @@ def split(tasks, held_out, path: str) -> dict:
     """Return {"validation", "tuning", "base": tasks}, split by hashes of the tasks' first keys.
 
     held_out: tasks of a validation file, instead of the held-out eighth. No key of one part is in
-    another. Raise UserError if fewer than FEWEST are left to learn from.
+    another. Raise UserError if fewer than FEWEST tasks are left to learn from.
     """
     others = _without(tasks, held_out)
     n_left_out = len(tasks) - len(others)
@@ -295,7 +296,7 @@ def to_json(value) -> str:
 
 
 def tools_text(tools) -> str:
-    """Return tool specs, one per line; "" if there are none."""
+    """Return tool specs as JSON, one per line; "" if there are none."""
     return "\n".join(map(to_json, tools))
 
 
@@ -343,7 +344,7 @@ class World(worlds.World):
                 "agent_lr": 1e-4, "env_lr": 1e-4, "token_budget": 8192, "max_rows": 256}
     may_decline = False  # whether some task has nothing to call
     category_name = "number of calls"
-    imitate_once = True  # a small simulator would write the same few calls forever
+    imitate_once = True  # otherwise a small simulator would write the same few calls forever
     same_task_key = staticmethod(same_task_key)
 
     def __init__(self, o):
@@ -357,7 +358,7 @@ class World(worlds.World):
         self._print_what_was_read()
 
     def _read_tools(self, listed: str, file: str) -> dict:
-        """Return {name: spec} of --tools and print what is odd. file: that of the base tasks."""
+        """Return {name: spec} of --tools and print what is odd. file: that of --base-tasks."""
         if not listed:
             return {}
         if listed != "base" and not self.o.base_tasks:
@@ -369,7 +370,7 @@ class World(worlds.World):
         return tools
 
     def _read_tasks(self, file: str) -> dict:
-        """Return the `split` of the base tasks of a file."""
+        """Read the base tasks of a file and return them as `split` divides them."""
         base, held_out = read_tasks(file, self.tools), []
         if self.o.validation_tasks:
             held_out = read_tasks(self.o.validation_tasks, self.tools)
@@ -424,8 +425,8 @@ class World(worlds.World):
     def seed_for(self, task, generator):
         """Return the seed task as the simulator sees it: with MOST_OFFERED tools of the list.
 
-        They are drawn at random. The id is the same. Questions stay as they are. generator:
-        torch.Generator.
+        They are drawn at random by `generator`, a torch.Generator. The id stays the same, and a
+        question stays as it is.
         """
         if not self.tools or not structured(task):
             return task
@@ -433,9 +434,9 @@ class World(worlds.World):
         return _showing(task, self._tools_with([], rng))
 
     def _tools_with(self, tools, rng) -> list:
-        """Return `tools` and others of the list in random order.
+        """Return `tools` and others of the list, in random order.
 
-        They are MOST_OFFERED, or as many as a prompt has room for.
+        They are MOST_OFFERED in all, or as many as a prompt has room for.
         """
         chosen = list(tools)
         room = ROOM * self.o.max_prompt_tokens - len(tools_text(tools))
@@ -467,7 +468,7 @@ class World(worlds.World):
         return task
 
     def task_as_written(self, task) -> str:
-        """Return a task as the simulator writes it, a question with only its first answer."""
+        """Return a task as the simulator writes it; a question has only its first answer."""
         if not structured(task):
             return to_json({"task": task.text, "reference": task.spec["reference"][0]})
         record = {"task": task.text, "tools": task.spec["tools"], "calls": task.spec["calls"]}
@@ -480,12 +481,12 @@ class World(worlds.World):
     def leaks(self, task):
         """Return why a task teaches nothing: one of REASONS, or "".
 
-        A teacher's tasks are not refused for what fair tasks may have as well.
+        A teacher's tasks are refused only for what a fair task never has.
         """
         reason = leaks(task)
         if reason or task.origin != "env" or task.seed_task == NO_SEED.id:
             return reason
-        # a few examples are soon known by heart, but the loop refuses only copies of the seed task
+        # the few base tasks are soon known by heart, and the loop refuses only copies of the seed
         if self.tools and not self.base_keys.isdisjoint(same_task_key(task)):
             return "copy of a base task"
         return loopholes(task)
@@ -515,9 +516,9 @@ class World(worlds.World):
         return float(is_right), True  # Eq. 1: 1[a' = a]
 
     def graded(self, task, response, reward):
-        """Return the reward, or for calls in any order at least their partial credit.
+        """Return the reward or, for calls in any order, their partial credit if that is higher.
 
-        It is the credit that Tool-R0 gives (schemas.graded_calls).
+        The credit is the one that Tool-R0 gives (schemas.graded_calls).
         """
         if not structured(task) or task.spec["ordered"]:
             return reward
@@ -538,19 +539,19 @@ class World(worlds.World):
         return Task(text, {"tools": [], "calls": [], "ordered": False}, "asked")
 
     def offered(self, task):
-        """Return the task with the functions that the agent is shown: a few of all that may fit."""
+        """Return the task with the functions that the agent is shown: a few of the candidates."""
         if not structured(task):
             return task
         tools = short_list(task.text, list(candidates(self, task).values()))
         return replace(task, spec={**task.spec, "tools": tools})
 
     def remarks(self, task, response) -> dict:
-        """Return an answer's calls, their fault, and the names of the functions offered."""
+        """Return an answer's calls, what is wrong with them, and which functions were offered."""
         if not structured(task):
             return {}
         calls, fault = parse_calls(response), "no call can be read"
         if calls is not None:
-            # calling a function that was learned in training but is not offered now is not a fault
+            # it is no fault to call a function that was learned in training but is not offered now
             fault = call_fault(calls, candidates(self, task), least=0)
         offered = [tool["name"] for tool in self.offered(task).spec["tools"]]
         return {"calls": calls, "fault": fault, "offered": offered}
@@ -570,9 +571,9 @@ class World(worlds.World):
     def warm_start_pairs(self, turn=0):
         """Return {"agent": pairs, "env": pairs} for the pass number `turn`.
 
-        A pair is (prompt, response). The agent's response is the expected one. The simulator writes
-        each task that a run would accept from it, once from each of SHOWN_WITH other tasks, which
-        change with `turn`.
+        A pair is (prompt, response). The agent's response is the expected one. The simulator's
+        responses are the tasks that a run would accept from it; it writes each of them once from
+        each of SHOWN_WITH other tasks, which change with `turn`.
         """
         rng, tasks, env = random.Random(turn), self.base_tasks(), []
         for task in filter(teachable, tasks):
@@ -584,7 +585,7 @@ class World(worlds.World):
         return {"agent": [worlds.demonstration(self, task) for task in tasks], "env": env}
 
     def _examples_for(self, task, rng) -> list:
-        """Draw SHOWN_WITH other tasks of the same kind, from which the simulator may write this."""
+        """Draw SHOWN_WITH other tasks of the same kind, as seeds from which to write this one."""
         keys = set(same_task_key(task))
         tasks = self.base_tasks()
         examples = []
@@ -596,17 +597,17 @@ class World(worlds.World):
 
 
 def _showing(seed_task, tools) -> Task:
-    """Return a copy of a seed task, with the same id, that shows the simulator these tools."""
+    """Return a copy of a seed task, with the same id, with these tools to show the simulator."""
     return replace(seed_task, spec={**seed_task.spec, "shown": tools})
 
 
 def _shown(seed_task) -> list:
-    """Return the tools that a seed task shows: its own unless others were drawn."""
+    """Return the tools to show with a seed task: its own unless others were drawn."""
     return seed_task.spec.get("shown", seed_task.spec.get("tools", []))
 
 
 def teachable(task) -> bool:
-    """Return whether a simulator may imitate a task: one with calls only if a run accepts it."""
+    """Return whether a simulator may imitate a task: a question, or calls that a run accepts."""
     if not structured(task):
         return True
     return bool(task.spec["calls"]) and not leaks(task) and not loopholes(task)

@@ -7,12 +7,13 @@ reward both wherever their p_hat lands near alpha.
 
 `leaks` also reads a teacher's tasks, so it refuses only what a fair task never has: a text that
 states the call, or a question that contains its answer. `loopholes` is only for the simulator's
-tasks. The request has to mention every value of the calls: a text by half of its words ("Berkeley,
-CA" by Berkeley), a boolean by the name of its argument. It need not mention defaults.
+tasks. Their request has to mention every value of the calls: a text by half of its words
+("Berkeley, CA" by Berkeley), a boolean by the name of its argument. It need not mention defaults.
 
-Deviations: only texts and digits are compared. So "thirty", "7 pm" for 19 and "30 %" for 0.3 are
-refused (commit b946650 read them), but "Council Bluffs, VA" passes. A base task is never refused,
-but in a warm start the simulator does not imitate one that these rules would refuse.
+Deviations: only words and digits are compared. So "thirty", "7 pm" for 19 and "30 %" for 0.3 are
+refused (commit b946650 read them), but the wrong value "Council Bluffs, VA" passes, because most of
+its words are mentioned. A base task is never refused, but in a warm start the simulator does not
+imitate one that these rules would refuse.
 """
 import re
 from os.path import commonprefix
@@ -37,10 +38,10 @@ def leaks(task) -> str:
 
 
 def loopholes(task) -> str:
-    """Return why only guessing would solve a simulator's task: one of REASONS, or ""."""
+    """Return why it would take luck to solve a simulator's task: one of REASONS, or ""."""
     if not structured(task):
         return "more than one answer" if len(task.spec["reference"]) > 1 else ""
-    # the same call twice: making it once would mostly be just as right
+    # if a call occurs twice, making it once would mostly be just as right
     texts = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
     if len(set(texts)) < len(texts):
         return "more than one answer"
@@ -66,7 +67,7 @@ def states_an_answer(task) -> bool:
     text = f" {' '.join(words)} "
     for reference in task.spec["reference"]:
         answer = " ".join(words_of(reference))
-        # a question may have these, and single letters, for other reasons
+        # a question may contain numbers, these words and single letters for other reasons
         is_common_word = re.fullmatch(r"-?[\d.]+|yes|no|true|false|the|an|.", answer)
         if not is_common_word and f" {answer} " in text:
             return True
@@ -93,11 +94,11 @@ def states_a_call(task) -> bool:
 
 
 # ---------------------------------------------------------------------------------------------
-# does the request mention what the calls have?
+# does the request mention the values of the calls?
 
 
 class Request:
-    """Hold what a request mentions, read once for all values of its calls."""
+    """Hold what a request mentions; it is read once for all values of the calls."""
 
     def __init__(self, text):
         words = words_of(text)
@@ -133,19 +134,20 @@ def uncalled(task) -> str:
     called = numbers_of(" ".join(calls))
     for digits in DIGITS.findall(joined(task.text)):
         number = float(digits)
-        # a call may say 0 by false or "off"
+        # a call may express 0 as false or "off"
         if number and number not in called:
             return digits
     return ""
 
 
 def is_mentioned(value, name: str, request) -> bool:
-    """Return whether a request mentions a value without parts.
+    """Return whether a request mentions a value that has no parts.
 
-    For a boolean, null or an empty value it has to mention the argument's name, or negate anything.
+    A boolean, null or an empty value counts as mentioned if the argument's name is, or if the
+    request has any negation.
     """
     if isinstance(value, bool) or value in (None, "", [], {}):
-        # any "not" excuses all of them, whatever it negates
+        # accept a "not" for each of them, whatever it negates
         if request.has_negation or mentions(request.stems, name):
             return True
         return value is False and mentions(request.stems_without_prefix, name)
@@ -155,7 +157,7 @@ def is_mentioned(value, name: str, request) -> bool:
 
 
 def text_is_mentioned(value: str, request) -> bool:
-    """Return whether a request has at least half of the words of a value; 04 is 4."""
+    """Return whether a request mentions at least half of the words of a value; 04 counts as 4."""
     words, n_mentioned = words_of(value), 0
     for word in words:
         same_number = not request.numbers.isdisjoint(numbers_of(word))
@@ -163,7 +165,7 @@ def text_is_mentioned(value: str, request) -> bool:
             n_mentioned += 1
     if words and n_mentioned >= len(words) / 2:
         return True
-    # search for a text without blanks between its words, such as a Chinese one, as it is
+    # Chinese, for example, has no blanks between words: search for the whole text
     letters = "".join(words)
     return letters >= FIRST_CJK and letters in request.letters
 
@@ -187,8 +189,8 @@ def mentions(stems: dict, phrase: str) -> bool:
 def is_inflected(one: str, other: str) -> bool:
     """Return whether two words are forms of the same word.
 
-    They agree in STEM letters and in the first half of the longer one, and differ only in a short
-    ending (Cooper is not Cooperative).
+    They agree in the first STEM letters and the first half of the longer one, and differ only in a
+    short ending (Cooper is not Cooperative).
     """
     if one == other:
         return True

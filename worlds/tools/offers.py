@@ -2,9 +2,9 @@
 
 Paper: nothing; this is for `genenv.py ask`.
 
-An agent that has learned with a few functions in its prompt is lost among hundreds. So up to
-ALL_OFFERED functions are all offered. If there are more, it gets the MOST_OFFERED that share the
-most words with the request, where a rare word counts more.
+An agent that has learned with a few functions in its prompt is lost among hundreds. So all are
+offered only if there are at most ALL_OFFERED. Otherwise the agent gets the MOST_OFFERED that share
+the most words with the request; a rare word counts more.
 """
 import math
 from collections import Counter
@@ -15,14 +15,15 @@ from worlds.tools.texts import words_of
 
 STEM = 5          # words that begin with the same 5 letters count as one: reminder and remind
 MOST_OFFERED = 6  # tools that a prompt offers, also the simulator's in training
-ALL_OFFERED = 8   # up to this many functions are all offered
+ALL_OFFERED = 8   # if there are at most this many functions, all are offered
 
 
 def candidates(world, task) -> dict:
     """Return {name: function that may be offered with a task}.
 
-    They come from the list, the base tasks and the task itself. Of two with one name the first one
-    counts, but the task's own comes before all, because its right calls fit that one.
+    They come from the list of --tools, the base tasks and the task itself. If two have the same
+    name, the first one counts; but a function of the task itself comes before all others, because
+    the task's right calls fit it.
     """
     by_name = dict(world.tools)
     for other in world.base_tasks():
@@ -35,7 +36,7 @@ def short_list(request: str, tools: list) -> list[dict]:
     """Return all functions if there are few, else the MOST_OFFERED nearest to a request.
 
     They keep their order. Nearness is the sum of log(functions / functions with the stem) over the
-    stems that function and request share.
+    stems that the function and the request share.
     """
     if len(tools) <= ALL_OFFERED:
         return tools
@@ -45,7 +46,7 @@ def short_list(request: str, tools: list) -> list[dict]:
 
     def nearness(position):
         shared = stems_of_tools[position] & asked
-        # fsum is exact: a set's order, which varies, must not break a tie
+        # fsum is exact: otherwise a set's order, which varies, could break a tie
         return math.fsum(math.log(len(tools) / tools_with[stem]) for stem in shared)
 
     # a stable sort: ties keep the order of the list

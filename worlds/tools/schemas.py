@@ -1,11 +1,11 @@
-"""Check calls against schemas: JSON from a model, JSON schema, equality of two calls.
+"""Check calls against schemas: parse a model's JSON, validate it, and compare two calls.
 
 Paper: "valid" of a structured action (a in A_struct of Eq. 1) and the equality a' = a. A call is
 valid if it parses and its arguments satisfy the schema of a declared tool.
 
-Deviations: jsonschema checks arguments (draft 2020-12; worlds/tools/tool_lists.py brings a user's
-schemas into it, and names what it leaves out). If a schema declares members, others are refused.
-Formats are not checked.
+Deviations: jsonschema checks arguments by draft 2020-12. worlds/tools/tool_lists.py converts a
+user's schemas to that draft and documents what it leaves out. If a schema declares members, all
+others are refused. Formats are not checked.
 """
 import itertools
 import json
@@ -22,7 +22,7 @@ MAX_CALLS = 8
 MAX_CHARS = 32_768  # of a model's text; longer ones are not parsed
 MAX_DEPTH = 48      # levels of lists and objects within a value
 MAX_DIGITS = 20     # of an integer: 64 bits
-MAX_BRACES = 500    # of a text, at which an object is looked for
+MAX_BRACES = 500    # opening braces of a text at which an object may begin
 
 
 # ---------------------------------------------------------------------------------------------
@@ -43,8 +43,8 @@ DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 def json_value(value, depth=0):
     """Return a Python value as a JSON value. Raise ValueError if it is not one.
 
-    It refuses NaN and infinities, integers over MAX_DIGITS digits, strings that a tokenizer cannot
-    encode (NUL, lone surrogates), values nested deeper than MAX_DEPTH.
+    Refused are NaN and infinities, integers over MAX_DIGITS digits, strings that a tokenizer cannot
+    encode (NUL, lone surrogates), and values nested deeper than MAX_DEPTH.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
@@ -75,9 +75,9 @@ def load_object(text):
 
 
 def objects_of(text):
-    """Yield the JSON objects in a text, in a ```json fence or bare.
+    """Yield the JSON objects in a text, in a ```json fence or bare, and those nested in them.
 
-    They begin at one of its first MAX_BRACES opening braces.
+    Only the first MAX_BRACES opening braces are tried.
     """
     text = text[:MAX_CHARS]
     for brace in itertools.islice(re.finditer("{", text), MAX_BRACES):
@@ -91,7 +91,7 @@ def objects_of(text):
 def canonical(value) -> str:
     """Return JSON text that is equal for equal values.
 
-    The order of keys is free, 5.0 is 5, and true is not 1.
+    The order of keys does not matter, 5.0 is 5, and true is not 1.
     """
     value = json.loads(json.dumps(value), parse_float=_number)
     return json.dumps(value, sort_keys=True)
@@ -150,7 +150,7 @@ def closed(schema: dict, is_whole=True) -> dict:
 
 @lru_cache(4096)
 def _validator(schema: str) -> Draft202012Validator:
-    """Return the validator of a schema given as JSON text, built only once.
+    """Return the validator of a schema given as JSON text; recent ones are cached.
 
     Its registry is empty, so nothing is ever fetched.
     """
@@ -158,13 +158,13 @@ def _validator(schema: str) -> Draft202012Validator:
 
 
 def conforms(value, schema: dict) -> bool:
-    """Return whether a value satisfies a schema in the form of tool_lists.SchemaReader."""
+    """Return whether a value satisfies a schema in the form that tool_lists.SchemaReader gives."""
     return _validator(json.dumps(schema)).is_valid(value)
 
 
 def argument_fault(arguments: dict, schema: dict) -> str:
     """Return what is wrong with the arguments of a call by its tool's schema, or ""."""
-    # a schema without properties declares that there are none
+    # a schema without properties allows no arguments
     validator = _validator(json.dumps({"unevaluatedProperties": False, **schema}))
     error = next(validator.iter_errors(arguments), None)
     return f"{error.json_path} {error.message:.160}" if error else ""
@@ -179,7 +179,7 @@ def kinds(schema: dict):
 def chosen(value, schema: dict) -> dict:
     """Return a schema whose anyOf is replaced by its first alternative that a value satisfies.
 
-    So the members of an optional object are known.
+    That reveals the members of an object that may also be null.
     """
     for part in schema.get("anyOf", ()):
         if conforms(value, part):
@@ -189,7 +189,7 @@ def chosen(value, schema: dict) -> dict:
 
 
 def filled(value, schema: dict):
-    """Return a value, with the defaults of the members that its objects leave out."""
+    """Return a value whose objects also have the defaults of members that they leave out."""
     schema = chosen(value, schema)
     if isinstance(value, list):
         return [filled(part, schema.get("items", {})) for part in value]
@@ -238,7 +238,7 @@ def well_formed(call) -> bool:
 def check_calls(calls, tools: dict, least=1):
     """Raise InvalidTask unless every call is of a declared tool with arguments that fit.
 
-    least: 0 if no call at all is an answer too.
+    least: 0 if it is also an answer to call nothing.
     """
     if not isinstance(calls, list) or not least <= len(calls) <= MAX_CALLS:
         raise InvalidTask("malformed task", f"calls is not a list of {least} to {MAX_CALLS} calls")
@@ -273,7 +273,7 @@ def normal_calls(calls, tools: dict, ordered: bool):
 
 
 def graded_calls(calls, task) -> float:
-    """Return partial credit: for each expected call the `credit` of the best one, on average.
+    """Return partial credit: the `credit` of the best call for each expected one, averaged.
 
     Surplus calls earn nothing and lower the average.
     """
@@ -293,7 +293,7 @@ def credit(call, wanted: dict, schema: dict) -> float:
     """Return 0.2 for the function, 0.3 for the names of its arguments (F1), 0.5 for the share of
     right values.
 
-    A call need not fit its schema. What either call leaves out has its default.
+    A call need not fit its schema. Defaults fill in what either call leaves out.
     """
     if not well_formed(call) or call["name"] != wanted["name"]:
         return 0.0

@@ -43,7 +43,7 @@ def as_read(text) -> str:
 
 
 def texts_as_read(value):
-    """Return a JSON value with its texts folded and their blanks joined, for keys of tasks."""
+    """Return a JSON value for keys of tasks: its texts are `folded`, with single blanks."""
     if isinstance(value, dict):
         return {key: texts_as_read(part) for key, part in value.items()}
     if isinstance(value, list):
@@ -64,7 +64,7 @@ def joined(text) -> str:
 
 
 def without_accents(text: str) -> str:
-    """Return a text with bare letters. Symbols keep their strokes: \u2260 is not =."""
+    """Return a text with no accents on its letters. Symbols keep their strokes: \u2260 is not =."""
     characters = []
     for character in unicodedata.normalize("NFC", text):
         if character.isalpha():
@@ -103,7 +103,7 @@ def without_thought(text: str) -> str:
 def token_f1(answer: str, reference: str) -> float:
     """Return the harmonic mean of the precision and recall of words, in [0, 1].
 
-    It is 0 if either text has none. A currency counts only if the reference names one.
+    It is 0 if either text has no words. A currency counts only if the reference names one.
     """
     if not set(CURRENCIES) & set(reference):
         answer = re.sub(f"[{CURRENCIES}]", "", answer)

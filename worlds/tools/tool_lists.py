@@ -1,4 +1,4 @@
-"""Read what users bring, lists of tools and example tasks, into our own form.
+"""Convert what users bring, lists of tools and example tasks, to our own form.
 
 Usage: `read_tools` for --tools FILE, `normalized_record` for a line of --base-tasks. A tool is
 
@@ -8,12 +8,12 @@ Usage: `read_tools` for --tools FILE, `normalized_record` for a line of --base-t
 
 in a JSON array, one per line, or in an object that holds the list, such as the answer of an MCP
 server to `tools/list` or a line of a base-task file. Other fields are ignored. null means that a
-field of a tool, of a line or of a schema is missing, as in tables with a column for every field.
-Only `default` may be null, and {"const": null} means null.
+field of a tool, of a line or of a schema is missing, as in tables with a column for every field;
+but a `default` may be null, and {"const": null} allows null.
 
 Deviations: a schema is rewritten in draft 2020-12. The simulator and the agent are shown this form,
-and worlds/tools/schemas.py checks calls against it. The content of a $ref or allOf is written where
-it applies, unless it contradicts what is there. Where a schema recurs within itself, anything fits.
+and worlds/tools/schemas.py checks calls against it. The content of a $ref or allOf is merged into
+the schema around it, unless the two contradict. Where a schema recurs within itself, anything fits.
 const becomes an enum, and a list of items becomes prefixItems. oneOf becomes anyOf, and is dropped
 beside an anyOf. A default that does not fit its own argument, such as null for a text, is dropped:
 the argument may still be left out. An enum is dropped if none of its values has the type. OpenAPI's
@@ -44,8 +44,8 @@ NAME = re.compile(r"\w[\w.\-/]{0,127}")
 MAX_TOOLS = 32       # of a task
 MAX_PARTS = 3000     # schemas within the schema of one tool, with every $ref replaced
 NAMED = 3            # tools or lines that are named with each reason
-OFFERED = 3          # tools that a task gets if it lists none, or more if it calls more
-LONGEST_BESIDE = 600  # characters of one that it does not call, because a prompt holds several
+OFFERED = 3          # tools that a task gets if it lists none; it gets more if it calls more
+LONGEST_BESIDE = 600  # characters of one that it gets but does not call; a prompt holds several
 
 # keys of a line of a task file; others are the user's own business
 FIELDS = ("task", "tools", "calls", "ordered", "reference")
@@ -57,7 +57,7 @@ SCHEMAS = ("parameters", "inputSchema", "input_schema")
 NOTES = {"description", "title", "format", "default"}
 KEPT = {*Draft202012Validator.VALIDATORS, "then", "else", "minContains", "maxContains", *NOTES} \
     - {"$ref", "$dynamicRef", "const", "oneOf", "multipleOf", "uniqueItems"}
-REFUSED = {"dependencies", "$dynamicRef", "$recursiveRef"}  # without them a schema would allow more
+REFUSED = {"dependencies", "$dynamicRef", "$recursiveRef"}  # to ignore these would allow more
 # what reading a schema of any form may raise
 MALFORMED = (TypeError, AttributeError, ValueError, RecursionError, re.error, UnknownType,
              SchemaError)
@@ -68,10 +68,10 @@ MALFORMED = (TypeError, AttributeError, ValueError, RecursionError, re.error, Un
 
 
 def read_tools(path):
-    """Return ({name: tool in our own form}, {what was left out or is odd: names of tools}) of a
-    file.
+    """Read a file and return ({name: tool in our own form}, {remark: names of tools}).
 
-    Of two tools with one name the first is taken. Raise UserError if there is no tool to use.
+    A remark says why a tool was left out, or what is odd about it. Of two tools with the same name
+    the first is taken. Raise UserError if there is no tool to use.
     """
     values = read_json(path)
     try:
@@ -86,7 +86,7 @@ def read_tools(path):
             if tools.get(tool["name"], tool) != tool:
                 raise InvalidTask("tool schema", "another tool of the same name came first")
             tools[tool["name"]] = tool
-            # a key that we do not know may hold the schema
+            # say so, because a key that we do not know may hold the schema
             if entry.keys().isdisjoint(SCHEMAS):
                 remark = "without a schema: read as without arguments"
         except InvalidTask as fault:
@@ -99,13 +99,13 @@ def read_tools(path):
         what = "list that continues: add the page of its nextCursor, whose functions are missing"
         notes[what].append(str(cursor)[:60])
     if not tools:
-        hint = "give --tools a list of functions, as of tools/list; --base-tasks: examples"
+        hint = "--tools takes a list of functions, as from tools/list; --base-tasks takes examples"
         raise UserError(f"{path}: no tool in it: {shorten(notes_line(notes) or hint, 200)}")
     return tools, notes
 
 
 def next_cursor(values):
-    """Return the nextCursor of an MCP list if no page in the file is its last one, else None."""
+    """Return the last nextCursor of an MCP list, or None if the file has the list's last page."""
     answers = [value.get("result", value) for value in values if isinstance(value, dict)]
     cursors = [answer.get("nextCursor") for answer in answers
                if isinstance(answer, dict) and "tools" in answer]
@@ -126,7 +126,10 @@ def first_of(names: list) -> str:
 
 
 def read_text(path, what: str) -> str:
-    """Return the text of a file. Raise UserError, with `what` it should be, if there is none."""
+    """Return the text of a file. Raise UserError if it is missing or not UTF-8.
+
+    what: a clause for the message, on the format that is expected.
+    """
     require_file(path, f"; {what}")
     try:
         return Path(path).read_text(encoding="utf-8-sig")
@@ -135,9 +138,9 @@ def read_text(path, what: str) -> str:
 
 
 def read_json(path) -> list:
-    """Return every JSON value of a file: one, or one after another.
+    """Return every JSON value of a file, which holds one or more, one after another.
 
-    Raise UserError with the line of a fault.
+    Raise UserError naming the line at fault.
     """
     what = "--tools takes JSON or JSONL"
     text = read_text(path, what).strip()
@@ -150,7 +153,7 @@ def read_json(path) -> list:
             fault = f"what begins in line {line} is not JSON: {first_line(error)}"
             raise UserError(f"{path}, {fault}; {what}") from None
         values.append(value)
-        # past the blanks between two values
+        # skip the blanks between two values
         place = len(text) - len(text[end:].lstrip())
     return values
 
@@ -164,7 +167,7 @@ def _tools_in(value) -> list:
     for key in HOLDERS:
         if isinstance(value.get(key), (list, dict)):
             return _tools_in(value[key])
-    # a record of a transcript or of a task file without tools is skipped, and not reported
+    # skip, without a report, a record of a transcript or of a task file that has no tools
     records = {"jsonrpc", "serverInfo", "task"}
     return [value] if records.isdisjoint(value) else []
 
@@ -246,7 +249,7 @@ def _check_schema(schema: str):
 class SchemaReader:
     """Read the parts of one schema, `root`.
 
-    For example, of
+    For example, if the root is
 
         {"properties": {"to": {"$ref": "#/$defs/City"}}, "$defs": {"City": {"const": "Nice"}}}
 
@@ -282,7 +285,7 @@ class SchemaReader:
             schema = _merged(schema, part)
         schema = _typed(schema)
         _check_required(schema)
-        # no value would fit, for example, an enum of texts for an integer
+        # drop an enum that no value could satisfy, such as one of texts for an integer
         types = kinds(schema)
         if types and not any(conforms(value, {"type": types}) for value in schema.get("enum", ())):
             schema.pop("enum", None)
@@ -303,7 +306,7 @@ class SchemaReader:
 
 
 def _keywords(node: dict) -> dict:
-    """Return the keywords of a schema that are kept, with the schemas within it as they are."""
+    """Return the kept keywords of a schema; the schemas within it stay as they are."""
     schema = {key: value for key, value in node.items() if key in KEPT}
     if isinstance(node.get("type"), str):  # some write String, or STRING
         schema["type"] = node["type"].lower()
@@ -321,7 +324,7 @@ def _keywords(node: dict) -> dict:
 
 
 def _merged(schema: dict, part: dict) -> dict:
-    """Return two schemas of the same value as one. If they contradict, the second is in allOf."""
+    """Return two schemas of the same value as one. If they contradict, allOf holds the second."""
     shared = schema.keys() & part.keys() - NOTES
     if any(schema[key] != part[key] for key in shared):
         return {**schema, "allOf": [*schema.get("allOf", ()), part]}
@@ -344,10 +347,10 @@ def _typed(schema: dict) -> dict:
 
 
 def normalized_record(line: dict, listed: dict) -> dict:
-    """Return the FIELDS of a line of a task file, with all of its tools.
+    """Return the FIELDS of a line of a task file, with the specs of all its tools.
 
-    listed: {name: spec} of --tools. A name in the line means that tool of the list. A task without
-    tools gets those that it calls, and others. Raise InvalidTask with .detail.
+    listed: {name: spec} of --tools. The line may give a tool of that list by its name. A task
+    without tools gets those that it calls, and others. Raise InvalidTask with .detail.
     """
     record = {key: line[key] for key in FIELDS if line.get(key) is not None}
     tools = record.get("tools")
@@ -362,7 +365,7 @@ def normalized_record(line: dict, listed: dict) -> dict:
 def _listed_tools(record: dict, listed: dict) -> list:
     """Return the tools of the list that a task calls and random others, up to OFFERED.
 
-    So the agent must choose. The task's text is the seed of the draw.
+    The others make the agent choose. The task's text seeds the draw.
     """
     if not listed:
         detail = "no tools: they belong in the line, or in the list of --tools"
