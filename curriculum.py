@@ -192,11 +192,11 @@ def seeds_curated(p_hats, alpha):
     return [math.exp(-20 * (p - alpha) ** 2) for p in p_hats]
 
 
-def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
+def select_seed_tasks(selection, base, recent, n, base_share, alpha, generator):
     """Draw n seed tasks with replacement: each comes from the base set with probability base_share,
     for coverage, else from recent tasks of the pool.
 
-    base: tasks. recent: list of (task, p_hat). weigh: one of the seeds_ functions. If there are no
+    selection: name of a seeds_ function. base: tasks. recent: list of (task, p_hat). If there are no
     recent tasks, or all have weight 0, all come from base. generator: one on the CPU. Raise
     UserError if a weight is negative or not a number, or if there is not exactly one per recent
     task.
@@ -204,6 +204,7 @@ def select_seed_tasks(base, recent, n, base_share, weigh, alpha, generator):
     n_base = n if not recent else int((torch.rand(n, generator=generator) < base_share).sum())
     chosen = [base[i] for i in torch.randint(len(base), (n_base,), generator=generator).tolist()]
     if n > n_base:
+        weigh = functions("seeds_")[selection]
         weights = weigh([p for _, p in recent], alpha)
         if len(weights) != len(recent):
             raise wrong_value(weigh, "a weight for each p_hat", weights, f"{len(recent)} p_hats")

@@ -168,9 +168,8 @@ def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
             break
         n_seeds = math.ceil(missing / o.variations)
         recent = run.train_pool.recent(run.state.epoch)
-        weigh = curriculum.functions("seeds_")[o.seed_selection]  # by default seeds_uniform
         seed_tasks = curriculum.select_seed_tasks(
-            run.train_pool.base, recent, n_seeds, o.base_share, weigh, alpha, run.rng)
+            o.seed_selection, run.train_pool.base, recent, n_seeds, o.base_share, alpha, run.rng)
         more_tasks, more_records = write_tasks(run, seed_tasks, o.variations, batch=tasks)
         tasks, records = tasks + more_tasks[:missing], records + more_records[:missing]
     return tasks, records
@@ -192,8 +191,8 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
         prompts.append(run.simulator.encode(world.env_prompt(task, p_hat)))
     rollouts = run.simulator.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
                                     run.sampler, max_rows=o.max_rows)
-    first_group = state.groups  # groups are numbered consecutively within an epoch
-    state.groups += len(seed_tasks)
+    # groups are numbered consecutively within an epoch
+    first_group = len(state.env_rollouts) // variations
     tasks, records = [], []
     written = read_written(world, o, run.policies, rollouts, seed_tasks, epoch=state.epoch,
                            held_out=run.held_out, batch=batch)

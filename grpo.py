@@ -145,8 +145,8 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
 
     Return zero_variance (fraction of groups without signal); kl (to the initial policy, nats per
     token), clip_fraction and grad_norm (before clipping), each a mean over the steps taken;
-    trained_tokens (summed over those steps); skipped_steps (not finite); mismatch (the mean) and
-    mismatch_max, see sampler_mismatch. What was not measured is None.
+    trained_tokens (summed over those steps); skipped_steps (not finite); mismatch, see
+    sampler_mismatch. What was not measured is None.
     """
     stats = {
         "zero_variance": 1.0,
@@ -156,7 +156,6 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
         "trained_tokens": 0,
         "skipped_steps": 0,
         "mismatch": None,
-        "mismatch_max": None,
     }
     if not rollouts or not has_signal(rewards).any():
         return stats
@@ -170,7 +169,7 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
         # the reference policy is the same model with its adapters switched off
         with policy.use(None):
             ref = response_logps(policy, rollouts, o)
-        stats |= sampler_mismatch(policy, rollouts[:CHECKED_GROUPS * G], o)
+        stats["mismatch"] = sampler_mismatch(policy, rollouts[:CHECKED_GROUPS * G], o)
         # A single step (--mini-batch 0, the default) is taken by the policy that sampled: it needs
         # no old log-probs, its ratio is 1 and nothing is clipped. For several steps all rollouts
         # are scored before the first, in the same micro-batches as in training: in bf16 a different
@@ -209,6 +208,18 @@ def plan_steps(B, G, size, generator) -> list:
     return [[b * G + g for b in step for g in range(G)] for step in steps]
 
 
+def score_in_parts(policy, rollouts, o):
+    """Yield micro-batches under o.token_budget: (indices of N rollouts, log-probs (N, R), mask
+    (N, R)).
+
+    The log-probs are those of Policy.logprobs, under the active adapter. Call their `backward`
+    before the next part is scored, so that only one part's activations are held at a time.
+    """
+    for micro in split_groups(rollouts, o.token_budget):
+        logp, mask = policy.logprobs([rollouts[i] for i in micro], o.temperature)
+        yield micro, logp, mask
+
+
 def response_logps(policy, rollouts, o) -> list:
     """Return the log-probs of each rollout, without gradient: a tensor (R,), 0 at tokens that were
     read, not sampled.
@@ -217,26 +228,25 @@ def response_logps(policy, rollouts, o) -> list:
     """
     out = [None] * len(rollouts)
     with torch.no_grad():
-        for micro in split_groups(rollouts, o.token_budget):
-            logp, _ = policy.logprobs([rollouts[i] for i in micro], o.temperature)  # (N, R)
+        for micro, logp, _ in score_in_parts(policy, rollouts, o):
             for i, row in zip(micro, logp):
                 out[i] = row[:len(rollouts[i].response)]
     return out
 
 
-def sampler_mismatch(policy, rollouts, o) -> dict:
-    """Return how much the log-probs of sampler and scorer differ over sampled tokens: the mean and
-    the maximum of the absolute difference, in nats.
+def sampler_mismatch(policy, rollouts, o) -> float | None:
+    """Return how much the log-probs of sampler and scorer differ: the mean absolute difference over
+    sampled tokens, in nats. None if the rollouts were not sampled.
 
     Both compute the same policy with different code: a large value means that one is wrong.
     """
     if not rollouts[0].logps:
-        return {}
+        return None
     scored = torch.cat(response_logps(policy, rollouts, o))
     sampled = torch.cat([torch.tensor(r.logps) for r in rollouts])
     gaps = (sampled.to(scored) - scored).abs()
     tokens = sum(r.tokens for r in rollouts)
-    return {"mismatch": float(gaps.sum()) / tokens, "mismatch_max": float(gaps.max())}
+    return float(gaps.sum()) / tokens
 
 
 def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
@@ -250,8 +260,7 @@ def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
     tokens = sum(r.tokens for r in rollouts)
     optimizer.zero_grad(set_to_none=True)
     parts = []
-    for micro in split_groups(rollouts, o.token_budget):  # indices of N rollouts
-        logp, mask = policy.logprobs([rollouts[i] for i in micro], o.temperature)  # (N, R)
+    for micro, logp, mask in score_in_parts(policy, rollouts, o):
         ref_logp = pad_rows([ref[i] for i in micro])                               # (N, R)
         old_logp = pad_rows([old[i] for i in micro]) if old else logp.detach()     # (N, R)
         loss, stats = grpo_loss(logp, old_logp, ref_logp, advantages[micro].to(logp), mask, tokens,

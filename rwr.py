@@ -30,8 +30,8 @@ import copy
 
 import torch
 
-from grpo import KL_ESTIMATOR, finite_step, pad_rows, response_logps, token_kl
-from model.packing import by_prompt, split_groups
+from grpo import KL_ESTIMATOR, finite_step, pad_rows, response_logps, score_in_parts, token_kl
+from model.packing import by_prompt
 from policy import Rollout
 
 # the estimator of the penalty: grpo.py's, but never k1 (see Deviations)
@@ -54,11 +54,6 @@ def rwr_weights(r_env, lam: float):
     """
     w = (lam * (r_env - r_env.max())).exp()  # RWR: w ~ exp(lam * R_env)
     return w / w.mean()
-
-
-def effective_sample_size(weights) -> float:
-    """Return (sum w)^2 / sum w^2: how many records of equal weight would count as much."""
-    return float(weights.sum() ** 2 / (weights ** 2).sum())
 
 
 def weight_ratio(weights) -> float:
@@ -108,9 +103,8 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
 
     Return env_kl (to the initial simulator, measured before this update) and env_kl_step (how far
     this update moved), both in nats per token; env_loss (of the last step); env_steps; env_capped;
-    env_skipped_steps (not finite); env_weight_ratio (largest weight over smallest) and env_ess
-    (effective sample size); env_imitated (indices into fresh + old of the records that were
-    imitated). What was not measured is None.
+    env_skipped_steps (not finite); env_weight_ratio (largest weight over smallest); env_imitated
+    (indices into fresh + old of the records that were imitated). What was not measured is None.
     """
     stats = {
         "env_kl": None,
@@ -120,7 +114,6 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
         "env_capped": 0,
         "env_skipped_steps": 0,
         "env_weight_ratio": None,
-        "env_ess": None,
         "env_imitated": [],
     }
     if not kl_sample:
@@ -134,7 +127,7 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
         batches = whole_passes(len(records), o.env_passes, o.env_batch, generator)
     if batches:
         weights = rwr_weights(torch.tensor([r.r_env for r in [*fresh, *old]]), o.lam)  # (n,)
-        stats.update(env_weight_ratio=weight_ratio(weights), env_ess=effective_sample_size(weights))
+        stats["env_weight_ratio"] = weight_ratio(weights)
     with policy.use(None):
         initial = response_logps(policy, kl_sample, o)
     with policy.use(adapter):
@@ -185,16 +178,14 @@ def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initi
     # log-likelihood of its whole text. Weights have mean 1 over all n records of the update, not
     # over this batch.
     tokens = sum(r.tokens for r in records)
-    for micro in split_groups(records, o.token_budget):  # indices of N records
-        logp, mask = policy.logprobs([records[i] for i in micro], o.temperature)  # (N, R)
-        w = weights[micro].to(logp)[:, None]                                      # (N, 1)
+    for micro, logp, mask in score_in_parts(policy, records, o):  # indices, (N, R), (N, R)
+        w = weights[micro].to(logp)[:, None]                      # (N, 1)
         loss = -(w * logp * mask).sum() / tokens  # RWR: -sum w_i log pi_env(y_i | x_i)
         loss.backward()
         loss_of_step += loss.detach()
     kl_tokens = sum(r.tokens for r in kl_texts)
-    for micro in split_groups(kl_texts, o.token_budget):  # indices of N kl_texts
-        logp, mask = policy.logprobs([kl_texts[i] for i in micro], o.temperature)  # (N, R)
-        ref_logp = pad_rows([initial[i] for i in micro])                              # (N, R)
+    for micro, logp, mask in score_in_parts(policy, kl_texts, o):
+        ref_logp = pad_rows([initial[i] for i in micro])          # (N, R)
         kl = token_kl(logp, ref_logp, PENALTY) * mask  # KL to the initial simulator
         loss = o.env_kl * kl.sum() / kl_tokens
         loss.backward()

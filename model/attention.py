@@ -66,32 +66,28 @@ class Layout:
 
 def attention_layout(x) -> Layout:
     """Return the layout of a packing.Pack."""
-    (B, L), device = x.ids.shape, x.ids.device
-    N, P = len(x.spans), max(P for _, P, _, _ in x.spans)
-    R = max(1, x.shape[1] - 1)
-    # build everything larger than (N,) on the device: the mask may take 75 MB
-    row, lengths, starts, inputs = torch.tensor(x.spans, device=device).T    # (N,)
-    place, column = torch.arange(R, device=device), torch.arange(L, device=device)
-    # 1) responses: find which of their R places are filled
-    inside = place < inputs[:, None]                                         # (N, R)
-    tokens = row[:, None] * L + starts[:, None] + place                      # (N, R)
-    # 2) mask: let response inputs see the prompt, and themselves up to the diagonal. The diagonal
-    # stays True for padding, too: a row that sees nothing would be NaN in the softmax.
-    owner = torch.where(inside, 0, PADDING)                                  # (N, R)
-    in_prompt = torch.arange(P, device=device) < lengths[:, None]            # (N, P)
+    B, L = x.ids.shape
+    N, P, R = len(x.spans), max(P for _, P, _, _ in x.spans), max(1, x.shape[1] - 1)
+    # 1) Find each token's place in the outputs, and each response input's place in the rows. First
+    # treat all tokens of a row as its prompt, then insert the responses'. Padding and unfilled
+    # places may read any place, but each a different one: gathering one place many times would
+    # serialise the additions of the backward pass.
+    back = [b * P + column % P for b in range(B) for column in range(L)]
+    tokens = [place % (B * L) for place in range(N * R)]
+    for n, (b, _, start, inputs) in enumerate(x.spans):
+        for i in range(inputs):
+            token, place = b * L + start + i, n * R + i
+            tokens[place], back[token] = token, B * P + place
+    # 2) Let response inputs see the prompt, and themselves up to the diagonal. The diagonal stays
+    # True for padding, too: a row that sees nothing would be NaN in the softmax. The mask may take
+    # 75 MB, so it is made on the device.
+    tensor = partial(torch.tensor, device=x.ids.device)
+    row, lengths, _, inputs = tensor(x.spans).T                              # (N,)
+    owner = torch.where(tensor(range(R)) < inputs[:, None], 0, PADDING)      # (N, R)
+    in_prompt = tensor(range(P)) < lengths[:, None]                          # (N, P)
     keys = torch.cat([torch.where(in_prompt, PROMPT, PADDING), owner], dim=1)
     mask = group_mask(owner, keys).tril(P)
-    # 3) the way back: first treat each packed token as part of the prompt. Padding reads a
-    # different place in every column: gathering one place many times would serialise the
-    # additions of the backward pass.
-    back = torch.arange(B, device=device)[:, None] * P + column % P          # (B, L)
-    # then insert the responses' tokens. Unfilled places go into one extra cell, which is cut off
-    # below: indexing by a condition would make the host wait
-    back = torch.cat([back.flatten(), back.new_zeros(1)])
-    responses = torch.arange(N * R, device=device).view(N, R)
-    back[tokens.where(inside, B * L)] = B * P + responses
-    tokens = tokens.clamp(max=B * L - 1).flatten()
-    return Layout(P, R, row, tokens, back[:-1].view(B, L), mask)
+    return Layout(P, R, row, tensor(tokens), tensor(back).view(B, L), mask)
 
 
 def group_attention(module, query, key, value, attention_mask, layout=None, **kwargs):

@@ -1,6 +1,7 @@
 """Hold a decoder's keys and values in a buffer with room to spare.
 
-Paper: does not cover this. Usage: model/decoding.py gives every layer a `GrowingLayer`.
+Paper: does not cover this. Usage: model/decoding.py gives every layer a `GrowingLayer`, on a GPU a
+`FreezingLayer`.
 
 Deviations: the library's dynamic layer copies the whole cache for every token; this one copies it
 only when its buffer is full.
@@ -12,7 +13,7 @@ from transformers.cache_utils import DynamicLayer
 
 
 class GrowingLayer(DynamicLayer):
-    """Hold keys and values of one layer in a buffer that grows until it is frozen.
+    """Hold keys and values of one layer in buffers that grow.
 
     A full buffer grows by half, and by at least 32 steps. capacity: how many keys fit in the first
     buffer, which holds the prompts.
@@ -20,23 +21,10 @@ class GrowingLayer(DynamicLayer):
 
     def __init__(self, capacity):
         super().__init__()
-        self.capacity, self.columns = capacity, None
-
-    def freeze(self, capacity, columns):
-        """Fix the buffers at `capacity` keys. New keys go to `columns` (slots,), which the caller
-        advances."""
-        self._hold(capacity)
-        (self.keys, self.values), self.columns = self.buffers, columns
+        self.capacity = capacity
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Append keys and values (live, heads, slots, d), and return views of all so far.
-
-        Once frozen, return the whole buffers: a mask must hide what is not yet written.
-        """
-        if self.columns is not None:
-            self.keys.index_copy_(2, self.columns, key_states)
-            self.values.index_copy_(2, self.columns, value_states)
-            return self.buffers
+        """Append keys and values (live, heads, slots, d), and return views of all so far."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
@@ -63,3 +51,24 @@ class GrowingLayer(DynamicLayer):
         """Keep only the rows `indices` of the batch."""
         super().batch_select_indices(indices)
         self.buffers = (self.keys, self.values)
+
+
+class FreezingLayer(GrowingLayer):
+    """Write into buffers of a fixed size once they are frozen, so that a CUDA graph can replay it.
+
+    columns (slots,): where the next keys go; None until frozen.
+    """
+    columns = None
+
+    def freeze(self, capacity, columns):
+        """Fix the buffers at `capacity` keys. The caller advances `columns`."""
+        self._hold(capacity)
+        (self.keys, self.values), self.columns = self.buffers, columns
+
+    def update(self, key_states, value_states, *args, **kwargs):
+        """Once frozen, return the whole buffers: a mask must hide what is not yet written."""
+        if self.columns is None:
+            return super().update(key_states, value_states)
+        self.keys.index_copy_(2, self.columns, key_states)
+        self.values.index_copy_(2, self.columns, value_states)
+        return self.buffers

@@ -24,7 +24,7 @@ from transformers.cache_utils import Cache
 
 from errors import UserError, first_line
 from model.attention import PADDING, PROMPT, group_mask, heads_of
-from model.cache import GrowingLayer
+from model.cache import FreezingLayer, GrowingLayer
 from model.memory import PREFILL_TOKENS
 
 SHORT = 3         # seconds: longer batches get a progress bar, on a terminal only
@@ -137,6 +137,7 @@ class Decoder:
     owner (live, K): the owner of each cached key: PROMPT, PADDING or one of the G. hidden
     (B, G, D): the states that predict the first tokens. fed, left: steps made and remaining.
     """
+    layer_class = GrowingLayer  # holds the keys and values of one layer
 
     def __init__(self, lm, prompts, G: int, steps: int, pad_id: int):
         """Encode the prompts, B lists of ids. steps: how many may follow."""
@@ -162,7 +163,7 @@ class Decoder:
         ids = torch.tensor(padded, device=self.live.device)                    # (B, P)
         columns = torch.arange(longest, device=ids.device)                     # (P,)
         self.owner = torch.where(columns < self.lengths[:, None], PROMPT, PADDING)  # (B, P)
-        self.cache = Cache(layer_class_to_replicate=partial(GrowingLayer, longest))
+        self.cache = Cache(layer_class_to_replicate=partial(self.layer_class, longest))
 
         width, chunk_ends = max(1, PREFILL_TOKENS // len(prompts)), []
         for start in range(0, longest, width):
@@ -256,7 +257,7 @@ class GraphDecoder(Decoder):
 
     stage_left: steps that the stage still has room for; 0 before the first stage.
     """
-    stage_left = 0
+    layer_class, stage_left = FreezingLayer, 0
 
     def keep(self, done, any_ended=None) -> bool:
         """Do what Decoder.keep does, but rarely: asking how many still run makes the GPU wait."""

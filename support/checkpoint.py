@@ -143,8 +143,6 @@ def save(run):
     """Write checkpoint.pt, after the files it refers to."""
     run.train_pool.save()
     run.env_pool.save()
-    for trial in run.state.trials:
-        trial.rollouts = []  # only the update of their step needs them
     adapters, files = {}, {}
     for name, params in run.params.items():
         adapters[name] = [p.detach().cpu() for p in params]

@@ -52,7 +52,7 @@ SECTIONS = {  # {heading: its panels}
     ],
     "Generated tasks": [
         Panel("Tasks in the band", "tasks",
-              {"env_kept": "of this epoch", "env_ess": "with earlier ones, by weight"},
+              {"env_kept": "of this epoch"},
               "A trained simulator imitates these tasks. Epoch 0 has one batch of tasks."),
         Panel("Length of generated tasks", "length_unit", {"task_length": "their mean"},
               "Longer ones are usually harder."),

@@ -1,8 +1,8 @@
 """Measure a run: validation, one record per epoch, and samples to read.
 
 Paper: the numbers behind its Figures 4-8: success rate on generated tasks, validation, task and
-response length, solved and unsolved tasks. Added: entropy, mixed groups, KL, effective sample
-size, diversity, and the reasons for refusing generated tasks.
+response length, solved and unsolved tasks. Added: entropy, mixed groups, KL, diversity,
+and the reasons for refusing generated tasks.
 
 Usage: support/run.py calls `epoch_record` and `samples` at the end of every epoch; report.py and
 screen.py show the record, and health.py judges it. `interval` is for runs over several seeds.
@@ -174,7 +174,7 @@ def simulator_figures(run, trials, env_stats: dict) -> dict:
         figures["refused"] = health.refused(figures) / written
         figures["env_kept"] = env_stats["env_kept"]
     # see rwr.rwr_update
-    for key in ("env_steps", "env_capped", "env_skipped_steps", "env_kl", "env_kl_step", "env_ess",
+    for key in ("env_steps", "env_capped", "env_skipped_steps", "env_kl", "env_kl_step",
                 "env_weight_ratio"):
         figures[key] = env_stats.get(key)
     return figures

@@ -35,7 +35,6 @@ class EpochState:
     trials: list = field(default_factory=list)         # Trials of all steps
     records: list = field(default_factory=list)        # EnvRecords of all steps
     env_rollouts: list = field(default_factory=list)   # Rollouts of the simulator, valid or not
-    groups: int = 0              # seed tasks varied so far: the next groups are numbered from here
     # keys of tasks imitated so far, carried across epochs if the world has imitate_once
     imitated: list = field(default_factory=list)
     # what only the epoch's record needs

@@ -199,7 +199,7 @@ class Speaker:
 
     def __init__(self, answers, spoilt=(), tokens=1, special=()):
         self.answers, self.spoilt, self.tokens = answers, spoilt, tokens
-        self.tokenizer = SimpleNamespace(all_special_tokens=special)
+        self.tokenizer = SimpleNamespace(added_tokens_decoder=dict(enumerate(special)))
 
     decode = staticmethod(lambda ids: ids[0])
 

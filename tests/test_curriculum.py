@@ -105,15 +105,9 @@ def test_a_reward_that_is_no_number_during_a_run_is_one_line(monkeypatch):
         user_error("not a number from 0 to 1", agent_reward, "mine", trace)
     monkeypatch.setattr(curriculum, "reward_mine", lambda *args: math.inf, raising=False)
     user_error("gave inf", curriculum.R_env, "mine", 0.5, 0.5, 2.0)
-    def weigh(p_hats, alpha):
-        return [math.nan] * len(p_hats)
-    generator = torch.Generator().manual_seed(0)
-    user_error("gave nan", select_seed_tasks, BASE, RECENT, 4, 0.0, weigh, 0.5, generator)
-
-    def of_the_first(p_hats, alpha):
-        return [1.0]
-
-    user_error("for each", select_seed_tasks, BASE, RECENT, 4, 0.0, of_the_first, 0.5, generator)
+    for fault, weights in (("gave nan", [math.nan] * 4), ("for each", [1.0])):
+        monkeypatch.setattr(curriculum, "seeds_mine", lambda *args: weights, raising=False)
+        user_error(fault, seeds, 0.0, "mine")
 
 
 # ---------------------------------------------------------------------------------------------
@@ -195,22 +189,24 @@ BASE = [f"base{i}" for i in range(20)]
 RECENT = [(f"env{i}", p) for i, p in enumerate([0.0, 0.5, 1.0, 0.5])]
 
 
-def seeds(share, weigh):
+def seeds(share, selection):
     """Return how often each task is drawn as a seed task in 4,000 draws."""
     generator = torch.Generator().manual_seed(0)
-    return Counter(select_seed_tasks(BASE, RECENT, 4000, share, weigh, 0.7, generator))
+    return Counter(select_seed_tasks(selection, BASE, RECENT, 4000, share, 0.7, generator))
 
 
-def test_seeds_mix_base_and_recent_tasks_in_their_share():
+def test_seeds_mix_base_and_recent_tasks_in_their_share(monkeypatch):
     """Otherwise coverage or drift would be lost."""
-    counts = seeds(0.25, curriculum.seeds_uniform)
+    counts = seeds(0.25, "uniform")
     assert sum(counts[task] for task in BASE) / 4000 == pytest.approx(0.25, abs=0.03)
     assert set(counts) == set(BASE) | {task for task, _ in RECENT}
     for task, _ in RECENT:
         assert counts[task] / 3000 == pytest.approx(0.25, abs=0.04)
-    assert set(seeds(0.0, lambda p_hats, alpha: [0] * len(p_hats))) == set(BASE)  # all weigh 0
-    # weights may depend on alpha
-    assert set(seeds(0.0, lambda p_hats, alpha: [0, float(alpha == 0.7), 0, 0])) == {"env1"}
+    # weights may depend on alpha; if all are 0, seed tasks come from base
+    for second, drawn in ((0.7, {"env1"}), (0.6, set(BASE))):
+        monkeypatch.setattr(curriculum, "seeds_mine", raising=False,
+                            value=lambda p_hats, alpha: [0, float(alpha == second), 0, 0])
+        assert set(seeds(0.0, "mine")) == drawn
 
 
 def test_curated_seeds_prefer_p_hat_near_alpha():

@@ -322,7 +322,7 @@ def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
 def test_added_tokens_of_both_kinds_are_no_text_of_a_task():
     """Otherwise a written task could open a thought or a tool's answer in both players' prompts."""
     tokenizer = byte_tokenizer(ordinary=["<think>", "  "])
-    for text in ("Lock it <think>now", {"a": [{"<|im_end|>": 1}]}):
+    for text in ("Lock it <think>now", "<Think>", {"a": [{"<|im_end|>": 1}]}):
         assert special_token_in(text, tokenizer)
     assert special_token_in("Lock  it < think >", tokenizer) == ""  # blanks are text
 

@@ -191,7 +191,7 @@ def test_seed_tasks_are_of_the_base_or_were_measured_recently(recording):
         # measured in this epoch or in the one before
         recent = {i: p_hat for i, (p_hat, at) in measured.items() if step.at - at <= 1}
         for call in step.seeds:
-            assert (call.base_share, call.weigh) == (0.4, curriculum.seeds_curated)
+            assert (call.base_share, call.selection) == (0.4, "curated")
             assert call.alpha == pytest.approx(run.history[step.at]["alpha"])
             assert all(recent[task.id] == p_hat for task, p_hat in call.recent)
             shown = [run.world.env_prompt(task, recent.get(task.id)) for task in call.result]
@@ -393,7 +393,7 @@ def test_what_an_epoch_did_not_measure_is_null(model, tmp_path, monkeypatch):
     assert untrained["skipped_steps"] is untrained["env_steps"] is untrained["kl"] is None
     for figures in trained:
         unknown = {key for key, value in figures.items() if value is None}
-        assert unknown == {"kl", "clip_fraction", "grad_norm", "mismatch", "env_kl_step", "env_ess",
+        assert unknown == {"kl", "clip_fraction", "grad_norm", "mismatch", "env_kl_step",
                            "env_weight_ratio", "mixed_of_possible", "agent_reward"}
 
 

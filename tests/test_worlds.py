@@ -197,7 +197,7 @@ def test_models_that_lose_text_are_refused():
 
     def survive(prompt=10 ** 5, response=10 ** 5, decode="".join, special=()):
         world = world_of("tool_calls", max_prompt_tokens=prompt, max_response_tokens=response)
-        tokenizer = SimpleNamespace(all_special_tokens=special)
+        tokenizer = SimpleNamespace(added_tokens_decoder=dict(enumerate(special)))
         policy = SimpleNamespace(encode=encode, decode=decode, end_of_turn="", tokenizer=tokenizer)
         probe.check_texts_survive(world, policy)
         return world.base_tasks()[0].text.split()[0]

@@ -16,7 +16,7 @@ import torch
 from curriculum import in_band, reward_bell
 from policy import Rollout
 from support.options import Options
-from rwr import effective_sample_size, rwr_update, rwr_weights, weight_ratio
+from rwr import rwr_update, rwr_weights, weight_ratio
 from walkthroughs import canvas, keep_picture
 from walkthroughs.toy import TablePolicy
 
@@ -85,7 +85,8 @@ print("\n lam   beta   ratio   mass on p_hat = 0.5   effective sample size of 8"
 for lam, beta in ((1, 2), (6, 2), (1, 8), (6, 8), (20, 8)):
     probs, w = PI_0 * (lam * r_env(beta)).exp(), rwr_weights(r_env(beta), lam)
     mass = float((probs[3] + probs[4]) / probs.sum())
-    size = effective_sample_size(w)
+    # the effective sample size: how many tasks of equal weight would count as much
+    size = float(w.sum() ** 2 / (w ** 2).sum())
     print(f"{lam:4d} {beta:6d} {weight_ratio(w):7.3g} {mass:21.3f} {size:28.2f}")
 print("So: lam and beta select together, and the price is that few tasks carry the update.")
 

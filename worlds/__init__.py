@@ -308,15 +308,10 @@ def special_token_in(value, tokenizer) -> str:
     When a prompt is encoded, such a text becomes the token itself: it ends a turn, or starts
     something that no text may start, such as <think>.
     """
-    text = "\n".join(task_texts(value))
-    added = getattr(tokenizer, "added_tokens_decoder", {})
-    # ignore runs of blanks: some models have tokens for them, but these are ordinary text
-    tokens = {i: str(token) for i, token in added.items() if str(token).strip(" \t\n\r\u2581")}
-    for token in sorted({*tokens.values(), *getattr(tokenizer, "all_special_tokens", ())}):
-        if token in text:
+    text = "\n".join(task_texts(value)).lower()  # some tokenizers ignore case
+    for token in map(str, tokenizer.added_tokens_decoder.values()):
+        # some models have tokens for runs of blanks, which are ordinary text
+        is_blank = not token.strip(" \t\n\r\u2581")
+        if token.lower() in text and not is_blank:
             return token
-    # encode as well, because some tokenizers change letters before they look for their tokens
-    ids = tokenizer.encode(text, add_special_tokens=False) if tokens else ()
-    unknown = {tokenizer.unk_token_id, tokenizer.pad_token_id} if tokens else ()
-    marks = [tokens[i] for i in ids if i in tokens and i not in unknown]
-    return marks[0] if marks else ""
+    return ""
