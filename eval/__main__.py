@@ -9,10 +9,10 @@ Usage, where BENCH is one of the five or `all`:
     python -m eval BENCH --data DIR --responses FILE      # JSONL {"id", "response"}, no model
     python -m eval.make_base BENCH --data DIR --out FILE  # base tasks, see make_base.py
 
-Responses are greedy. Each run writes NAME.jsonl (every prompt, response and verdict, as they come)
-and NAME.json (the summary) below --out; NAME holds a hash of everything that decides the responses.
-If the same command is run again, it keeps existing responses and rescores them. So an interrupted
-run resumes, and no run overwrites the responses of another.
+Responses are greedy. Each run writes two files to --out: NAME.jsonl has every prompt and response
+as they come, and at the end the verdicts; NAME.json has the summary. NAME contains a hash of
+everything that decides the responses. If the same command is run again, it keeps existing responses
+and rescores them. So an interrupted run resumes, and no run overwrites the responses of another.
 """
 import hashlib
 import json
@@ -172,7 +172,7 @@ def evaluate(bench: str, records: list, policy, answers, args) -> dict:
 
 
 def results_path(bench: str, settings: dict, args) -> Path:
-    """Return the file of a run's responses; any other model, option or data set gets another."""
+    """Return the file of a run's responses; another model, option or data set gets another file."""
     source = Path(args.model).name if args.model else Path(args.responses).stem
     parts = [bench, args.variant, source, digest(settings)[:10]]
     return Path(args.out) / f"{'-'.join(filter(None, parts))}.jsonl"
@@ -216,7 +216,7 @@ def run_settings(bench: str, prompts: list, policy, answers, args) -> dict:
 
 
 def row_of(record, messages, text, problem="", truncated=False) -> dict:
-    """Return a line of the results file, without verdict; problem: why there is no response."""
+    """Return a line of the results file, without a verdict. problem: why there is no response."""
     return {"id": record["id"], "prompt": messages, "response": text, "truncated": truncated,
             "problem": problem if text is None else ""}
 
@@ -258,8 +258,8 @@ def batches(items: list, args, label: str):
 def generate(todo: list, policy, settings: dict, args, label: str):
     """Yield rows of greedy responses to (record, prompt) pairs, batch by batch."""
     todo = [(record, messages, policy.encode(messages)) for record, messages in todo]
-    # Batch prompts of similar length, to pad little. Begin with the longest: if memory does not
-    # suffice, that shows at once.
+    # Batch prompts of similar length, so that little padding is needed. Begin with the longest: if
+    # memory does not suffice, that shows at once.
     todo.sort(key=lambda item: -len(item[2]))
     for batch in batches(todo, args, label):
         rollouts = greedy(policy, [ids for _, _, ids in batch], settings)

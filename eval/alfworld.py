@@ -1,4 +1,4 @@
-"""Score ALFWorld: household tasks in text, cut into single steps (as GenEnv does) or played whole.
+"""Score ALFWorld: household tasks in text, cut into single steps as in the paper, or played whole.
 
 Paper: the ALFWorld column, 14.2 (Qwen2.5-7B) -> 54.5 (GenEnv 7B).
 
@@ -13,18 +13,18 @@ so the single-step figures here are our own, and the paper's are shown only for 
 define one record per step of an expert trajectory, of the 140 valid_seen and 134 valid_unseen
 games. Its context is the goal, the first observation, the expert's earlier commands with their
 observations, and the admissible commands; its target is the expert's command. The paper does not
-name the expert. Two are in the data (`--variant`):
+name the expert. The data has two (`--variant`):
 
     (default)     planner walkthroughs, 1,600 steps: short and always won. But the planner knows
-                  where things are; from the observations, its first "go to" is often a guess
+                  where things are: for an agent that does not, its first "go to" is often a guess
     handcoded     the rule-based expert of the official DAgger training, only games that it won:
                   it searches, looks around and closes doors, 9 steps for every 3 of the planner
     episodes      no expert but whole games; every command's prompt holds the whole transcript
 
-Scores per step: `exact` (the verdict) is GenEnv's published generic reward, see `genenv_reward`;
-`admissible` asks only that the command is one of those on offer. `acts` is the simulator's rule,
-which forgives only white space at the ends. `verl_agent_exact` uses the other published reader,
-`projection`.
+Scores per step: `exact` (the verdict) is the generic reward of the paper's repository, see
+`genenv_reward`. `admissible` asks only that the command is one of those on offer. `acts` is the
+simulator's rule, which forgives only white space at the ends. `verl_agent_exact` reads the response
+as verl-agent does, see `projection`.
 """
 import re
 
@@ -84,11 +84,11 @@ def genenv_reward(response: str, expert: str) -> float:
 
 
 def projection(response: str) -> tuple[str, int]:
-    """Read as verl-agent (and SkillRL) do: response -> (command, valid).
+    """Read a response as verl-agent (and SkillRL) do; return (command, valid).
 
     command: the lower-cased text between the first <action> and the first </action>, or the last 30
-    characters if a tag is missing. valid: both action tags are there, <think> and </think> are
-    there in lower case, and no character is Chinese.
+    characters if a tag is missing. valid: 1 if both action tags are there, <think> and </think> are
+    there in lower case, and no character is Chinese; else 0.
     """
     lowered = response.lower()
     start, end = lowered.find("<action>"), lowered.find("</action>")
@@ -102,14 +102,14 @@ def projection(response: str) -> tuple[str, int]:
 
 
 def acts(command: str, admissible) -> bool:
-    """Return the simulator's rule: the stripped string *is* an admissible command."""
+    """Apply the simulator's rule: return whether the stripped string *is* an admissible command."""
     return command.strip() in admissible
 
 
 def score(record: dict, response: str) -> Verdict:
-    """Return the verdict by GenEnv's rule, against the expert's command; extra has softer scores.
+    """Return the verdict of genenv_reward; `extra` holds all scores of the step.
 
-    extra: exact, admissible, acts, verl_agent_exact (0 or 1 each).
+    They are exact, admissible, acts and verl_agent_exact (0 or 1 each).
     """
     expert, admissible = record["expert"], record["admissible"]
     boxed = read_boxed(response)
@@ -131,9 +131,9 @@ def episodes(folder, respond, records: list):
     """Play the games of some records with the official simulator, side by side.
 
     respond: list of chat prompts -> list of response texts (None: no answer, and the episode is
-    lost). Yield one {"id", "commands", "problem": "" if won} per game. The command played is
-    GenEnv's reading of the response, normalised. Raise UserError if the package `alfworld` or the
-    game files are missing.
+    lost). Yield one {"id", "commands", "problem": "" if won} per game. The command played is read
+    from the response as in genenv_reward. Raise UserError if the package `alfworld` or the game
+    files are missing.
     """
     start = _simulator()
     live = [_Episode(r, start(game_file(folder, r["game"]))) for r in records]

@@ -9,19 +9,21 @@ Usage: python -m eval api_bank --data DIR --model M. There are two scorers:
 
 * "toolrl" (default): the 597 records (399 + 67 + 131) and the exact-match rule of the ToolRL
   evaluation. It reads one JSON call per line between `<tool_call>` tags; a response is right if
-  any line equals the gold.
+  any line equals the gold call.
 * "damo": the benchmark's own evaluator on `[ApiName(key='value')]`, as far as it can be followed
   without its code and database.
 
 Deviations: the damo evaluator executes the call on a fresh database and compares input, output and
-exception, differently from API to API. Here arguments are read by the same pattern, declared names
-and types are enforced, and each API's comparison of its *inputs* is applied (COMPARE), except what
-it does with dates. Two kinds of failure are known without a database: steps that depend on an
-earlier call, and one check that never passes.
+exception, by rules that differ from API to API. Here arguments are read by the same pattern,
+declared names and types are enforced, and each API's comparison of its *inputs* is applied
+(COMPARE), except special rules for dates and health data. Three failures are known without a
+database: a check that never passes, a step that depends on an earlier call, and an account that
+exists already.
 
-Some known oddities are kept because the figures contain them: 8 level-1 golds use an argument that
-the tool does not document; 10 prompts are duplicates; 6 level-2 golds call a tool that the prompt
-does not list; five gold calls of BookHotel are cut off by the original converter.
+Some known oddities are kept because the published figures contain them: 8 level-1 gold calls use an
+argument that the tool does not document; 10 prompts are duplicates; 6 level-2 gold calls are of a
+tool that the prompt does not list; five gold calls of BookHotel were cut off by the original
+converter.
 """
 
 import json
@@ -53,7 +55,7 @@ def toolrl_fault(record: dict, response: str) -> str:
         try:
             call = json.loads(line)
         except (ValueError, RecursionError):
-            continue                           # drop prose, truncated JSON, 10,000 brackets
+            continue                           # skip prose, truncated JSON, 10,000 brackets
         seen += 1
         try:
             if isinstance(call, str):
@@ -99,7 +101,7 @@ def read_arguments(text: str) -> dict:
 
 
 def convert(value, kind: str):
-    """Return a value as its declared type. Raise ValueError where the official tool manager
+    """Convert a value to its declared type. Raise ValueError where the official tool manager
     does."""
     value = str(value)
     if kind == "int":
@@ -136,7 +138,7 @@ def ignored(actual, expected) -> bool:
 
 
 def similar(actual, expected) -> bool:
-    """Return whether more than half of all words are in both."""
+    """Return whether more than half of the words that occur in either text occur in both."""
     if not str(actual).strip():
         return False
     ours, theirs = set(str(actual).split(" ")), set(str(expected).split(" "))
@@ -144,7 +146,7 @@ def similar(actual, expected) -> bool:
 
 
 def similar_folded(actual, expected) -> bool:
-    """Return whether more than half of all words are in both, ignoring case."""
+    """Return whether the texts are `similar`, ignoring case."""
     return similar(str(actual).lower(), str(expected).lower())
 
 
@@ -202,7 +204,7 @@ def damo_fault(record: dict, response: str) -> str:
     for argument in arguments:
         if argument not in declared:
             return f"argument {argument[:40]!r} is not declared"
-    # Eight expected calls have an argument that their tool does not declare.
+    # Eight expected calls have an argument that their tool does not declare: take it as a string.
     expected = {name: convert(value, declared.get(name, "str")) if isinstance(value, str) else value
                 for name, value in gold_call["parameters"].items()}
     try:
@@ -239,7 +241,7 @@ def load(folder, rule: str = "toolrl") -> list[dict]:
 
 
 def official_tools(folder: Path) -> tuple[dict, dict]:
-    """Return the documented parameters, {name: parameters}, of levels 1 and 2, and of level 3."""
+    """Return {tool: documented parameters} twice: of levels 1 and 2, and of level 3."""
     low, high = [], []
     for row in read_array(folder / "level-1-api.json"):
         low += [json.loads(line) for line in row["instruction"].split("\n") if line.startswith("{")]
@@ -251,7 +253,7 @@ def official_tools(folder: Path) -> tuple[dict, dict]:
 
 
 def parameters_by_name(tools: list) -> dict:
-    """Return {name: parameters}; if a name has several documents, the first counts."""
+    """Return {tool: parameters}; if a tool is documented several times, the first one counts."""
     return {tool["name"]: tool["input_parameters"] for tool in reversed(tools)}
 
 
@@ -279,7 +281,8 @@ def load_damo(folder: Path) -> list[dict]:
 
 
 def call_line(lines: list, number: int) -> dict:
-    """Return the call of sample 2i, the i-th in a dialogue (2i + 1 is the line after it)."""
+    """Return the call of a sample: sample 2i is the i-th call of a dialogue, 2i + 1 the line after
+    it."""
     places = [i + k for i, line in enumerate(lines) if line["role"] == "API" for k in (0, 1)]
     line = lines[places[number]]
     assert line["role"] == "API", "no call at this place of the dialogue"

@@ -1,10 +1,10 @@
 """Score Bamboogle: 125 two-hop questions with one gold string each (Press et al. 2023, MIT).
 
-Paper: the column "Bamboogle" (68.0 for Qwen2.5-7B, 76.0 for GenEnv 7B). Those figures are NOT
-string matching: the paper means ToolRL's protocol (benchmarks/Bamboogle; it writes ToRL, whose
-repository holds only mathematics). That allows up to four turns with a live Google search, and
-GPT-4o judges "semantically the same?". Neither can be reproduced offline, so compare our number
-with the paper's with care.
+Paper: the column "Bamboogle" (68.0 for Qwen2.5-7B, 76.0 for GenEnv 7B). Those figures do NOT come
+from string matching: the paper means ToolRL's protocol (its benchmarks/Bamboogle), although it
+names ToRL, whose repository holds only mathematics. That protocol allows up to four turns with a
+live Google search, and GPT-4o judges "semantically the same?". Neither can be reproduced offline,
+so be careful when comparing our number with the paper's.
 
 Usage: python -m eval bamboogle --data DIR --model DIR
        python -m tests.verify bamboogle VERDICTS.jsonl --data DIR

@@ -1,12 +1,12 @@
 """Score BFCL (Berkeley Function Calling Leaderboard): is the function call right?
 
 Paper: the column "BFCL" of the results table. The paper says only that it takes the long-context
-subset "each turn independently". Our reading, the default here: turn i is asked with the function
-documents, and with all earlier turns (user messages, ground-truth calls and their results). Of the
-734 turns, 3 expect no call and are left out, so 731 remain. The paper's 7.0 for Qwen2.5-7B-Instruct
-equals the leaderboard's *whole-conversation* score (14 of 200 conversations), while its 41.8 for
-GenEnv is not a k/200 and fits 310/742 (the non-empty turns of the data before 2025-11-07). The two
-may not compare like with like, and neither is the baseline of our figure.
+subset "each turn independently". By our reading, the default here, turn i is asked with the
+function documents and all earlier turns (user messages, ground-truth calls and their results). Of
+the 734 turns, 3 expect no call and are left out, so 731 remain. The paper's 7.0 for
+Qwen2.5-7B-Instruct equals the leaderboard's *whole-conversation* score (14 of 200 conversations),
+while its 41.8 for GenEnv is not a k/200 and fits 310/742 (the non-empty turns of the data before
+2025-11-07). The two may not be comparable, and neither is a baseline for our figure.
 
 Usage: `python -m eval bfcl --data DIR --model M`. `python -m eval.bfcl DIR` makes the file
 derived/long_context_turns.jsonl from the official questions and answers (needs `bfcl-eval`).
@@ -14,8 +14,9 @@ derived/long_context_turns.jsonl from the official questions and answers (needs 
 There are two scorers:
 * single-turn Python categories and (ir)relevance: the official AST rules, numbered 1-7 below, for
   both response formats (`[f(a=1)]` and Qwen's `<tool_call>` blocks);
-* long-context turns: a rule without a simulator (`score`), or the official one (`score_official`,
-  optional package `bfcl-eval`), which runs the calls that our literal parser accepted.
+* long-context turns: a rule without a simulator (`score`), or the official simulator
+  (`score_official`, optional package `bfcl-eval`), which runs the calls that our parser of literals
+  accepted.
 
 The rule without a simulator reasons about what the calls may do. Every function either only reads,
 moves (`cd`), or changes the state; NOT_IDEMPOTENT lists those that change it again when repeated.
@@ -26,7 +27,7 @@ not affect each other; (c) each ground-truth call that only reads must be made b
 changes, unless the string it returns was already returned before the turn; (d) any other call may
 read, move after the last expected change, or repeat a change that has no second effect. The rule
 cannot know that two different calls return the same text, or that an unforeseen change fails: in
-both cases its verdict is false.
+both cases its verdict is wrong.
 
 Measured: it agrees with 833 of the 836 recorded multi-turn verdicts. On calls altered at random
 (dropped, swapped, repeated, taken from other turns...) it agrees with 96-97 % of 6,500 verdicts of
@@ -41,8 +42,8 @@ Deviations:
 * Java and JavaScript categories are not scored.
 
 Training part: the paper's number uses only the long-context turns, so the single-turn Python
-categories with an unambiguous answer are the base tasks. multi_turn_base is *not* used: its
-conversations are the long-context ones with shorter files.
+categories provide the base tasks (`base_task`). multi_turn_base is *not* used: its conversations
+are the long-context ones with shorter files.
 """
 import ast
 import itertools
@@ -88,9 +89,9 @@ class Undecodable(ValueError):
 
 
 def decode(text: str, fmt: str | None = None) -> list:
-    """Return a response's calls as (name, arguments) pairs, without reasoning. Raise Undecodable.
+    """Return the calls after a response's reasoning as (name, arguments). Raise Undecodable.
 
-    fmt: "prompt" (`[f(a=1)]`), "qwen_fc" (`<tool_call>` blocks), None: guessed from the text.
+    fmt: "prompt" (`[f(a=1)]`), "qwen_fc" (`<tool_call>` blocks), or None to guess it from the text.
     """
     if len(text) > MAX_TEXT:
         raise Undecodable(f"longer than {MAX_TEXT} characters")
@@ -169,7 +170,7 @@ BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
 
 
 def fold(node):
-    """Return the value of sums, products and quotients of plain numbers (`-3 * 1.5`), which stay as
+    """Return the value of arithmetic on plain numbers (`-3 * 1.5`), without powers: values stay as
     short as their text."""
     match node:
         case ast.Constant(value=int() | float()):
@@ -182,8 +183,8 @@ def fold(node):
 
 
 def decode_qwen(text: str) -> list:
-    """Return the calls of `<tool_call>` blocks, which need their newlines; skip blocks that are not
-    JSON."""
+    """Return the calls of `<tool_call>` blocks; skip blocks that are not JSON, or lack the newlines
+    inside their tags."""
     calls = []
     for block in between(text, "<tool_call>\n", "\n</tool_call>"):
         try:
@@ -277,7 +278,8 @@ def value_matches(doc: dict, value, listed: list) -> bool:
 
 
 def items_fit(value: list, alternative, item_type) -> bool:
-    """Apply rule 4: each item has the document's type or that of the alternative's first item."""
+    """Return whether each item has the document's type or that of the alternative's first item
+    (rule 4)."""
     if not isinstance(alternative, list):
         return True
     allowed = {item_type, *[type(a) for a in alternative if a != ""][:1]}
@@ -285,7 +287,7 @@ def items_fit(value: list, alternative, item_type) -> bool:
 
 
 def listed_value(expected, item_type, value, listed: list) -> bool:
-    """Apply rule 6: compare by type."""
+    """Return whether a value is listed, in a comparison that depends on its type (rule 6)."""
     if expected is dict:
         return any(dict_matches(value, a) for a in listed if a != "")
     if expected is list and item_type is dict:
@@ -314,7 +316,8 @@ def dict_matches(value: dict, alternative: dict) -> bool:
 
 
 def plain(value):
-    """Return a string without ` ,./-_*^`, in lower case, with `'` as `"`; all else unchanged."""
+    """Return a string without ` ,./-_*^`, in lower case, with `'` as `"`; other values as they
+    are."""
     if type(value) is not str:
         return value
     return re.sub(r"[ ,./\-_*^]", "", value).lower().replace("'", '"')
@@ -558,7 +561,8 @@ def safe_call(call: tuple, names) -> str:
 
 
 def score_official(record: dict, response, fmt=None) -> Verdict:
-    """Return the official simulator's verdict on a long-context turn after ground-truth turns.
+    """Return the official simulator's verdict on a long-context turn, after the earlier turns'
+    ground truth.
 
     Raise UserError if bfcl-eval is not installed.
     """
@@ -628,8 +632,8 @@ def load(folder, split: str = "test", categories=None) -> list[dict]:
 
 
 def load_category(folder: Path, category: str) -> list[dict]:
-    """Return the records of a category. Keys if single-turn: id, category, question, function,
-    ground_truth."""
+    """Return the records of a category. A single-turn record has id, category, question, function
+    and, except for (ir)relevance, ground_truth."""
     if category == LONG_CONTEXT:
         return load_turns(folder)
     if category in RELEVANCE_CATEGORIES:
@@ -648,7 +652,8 @@ def with_answers(folder: Path, category: str) -> list[tuple]:
 
 
 def function_docs(folder: Path) -> dict:
-    """Return {class name: function documents} without `response`, which is half of the tokens."""
+    """Return {class name: function documents}, without `response`, which would be half of the
+    tokens."""
     docs = {}
     for name, file in FUNCTION_DOCS.items():
         rows = read_rows(folder / "multi_turn_func_doc" / f"{file}.json")

@@ -4,13 +4,13 @@ Each benchmark is one flat module with the same few functions:
 
     load(folder)              -> list of records, each with "id" and "category"
     prompt(record)            -> chat messages (list of {"role", "content"})
-    score(record, response)   -> Verdict; pure, raises on no text, never executes text
+    score(record, response)   -> Verdict; pure: no text makes it raise, and no text is executed
     base_task(record)         -> optional: a training record in the format of --base-tasks, or None
     overall(verdicts)         -> optional: the score in percent, if it is not the mean
 
-and the constants NAME, PAPER (the paper's figures in percent, by system), MAX_NEW_TOKENS, VARIANTS
-({name: (arguments of load, arguments of score)}, other protocols or parts of the benchmark).
-tests/verify.py compares `score` with recorded official verdicts.
+and the constants NAME, PAPER (the paper's figures in percent, by system), MAX_NEW_TOKENS and
+VARIANTS ({name: (arguments of load, arguments of score)}, for other protocols or other parts of the
+benchmark). tests/verify.py compares `score` with recorded official verdicts.
 """
 import gzip
 import json
@@ -37,7 +37,7 @@ class Verdict:
 
 
 def verdict(reason: str, right: str) -> Verdict:
-    """Return a verdict from the reason for failure; "" is a pass, with the reason `right`."""
+    """Return a verdict. reason: why the response fails; "" is a pass, whose reason is `right`."""
     return Verdict(not reason, float(not reason), reason or right)
 
 
@@ -54,14 +54,15 @@ def load_records(module, data, **options) -> list[dict]:
 
 
 def unzipped(path) -> bytes:
-    """Return the contents of a file, or of its twin `path`.gz. Raise UserError if unreadable."""
+    """Return the contents of a file, or of `path`.gz if that exists. Raise UserError if neither
+    can be read."""
     twin = Path(f"{path}.gz")
     with one_line(path, "cannot be read"):
         return gzip.decompress(twin.read_bytes()) if twin.is_file() else Path(path).read_bytes()
 
 
 def read_rows(path) -> list[dict]:
-    """Return the JSON objects of a file or its .gz twin, one per line."""
+    """Return the JSON objects, one per line, of a file or its .gz twin."""
     return parse_jsonl(unzipped(path), path)
 
 
@@ -80,11 +81,11 @@ def brief(text, width: int = 160) -> str:
 
 
 # ---------------------------------------------------------------------------------------------
-# which records, and how sure the score is
+# which records, and how certain the score is
 
 
 def spread(records: list, limit) -> list:
-    """Return at most `limit` records, evenly spread; all of them if it is None."""
+    """Return at most `limit` records, evenly spread, or all of them if `limit` is None."""
     if limit is None or limit >= len(records):
         return records
     return [records[i * len(records) // limit] for i in range(limit)]

@@ -1,20 +1,21 @@
 """Score TravelPlanner, sole-planning (Xie et al. 2024; code MIT, data CC-BY-4.0).
 
 Paper: the column "TravelPlanner" (14.3 for Qwen2.5-7B, 16.6 for GenEnv 7B). A model sees a travel
-request with all reference information and writes a day-by-day plan; the plan is checked against
-eight commonsense constraints and, if it gets that far, five hard ones. The paper's number is the
-mean of four rates on the 180 validation queries: commonsense micro and macro, hard micro and macro.
-The paper does not say which version of the within-city rule it ran. The old one (default, the code
-behind the figures published up to 2025-11-07) tests a stay day's city character by character;
-`--variant fixed` is the upstream one-line repair of that date. Nor does it say whether its figure
-is for sole-planning or two-stage; sole-planning, which needs no tools, is scored here.
+request with all reference information and writes a day-by-day plan. The plan is checked against
+eight commonsense constraints and, if it is complete and invents nothing, five hard ones. The
+paper's number is the mean of four rates on the 180 validation queries: commonsense micro and macro,
+hard micro and macro. The paper does not say which version of the within-city rule it ran. The old
+one (default, the code behind the figures published up to 2025-11-07) tests the city of a day
+without travel character by character; `--variant fixed` is the upstream one-line repair of that
+date. Nor does the paper say whether its figure is for sole-planning or two-stage; sole-planning,
+which needs no tools, is scored here.
 
 Usage: python -m eval travelplanner --data DIR --model DIR [--variant fixed]
        python -m tests.verify travelplanner VERDICTS.jsonl --data DIR
 
-A plan is a list of days; a day is an object with the text values days, current_city,
-transportation, breakfast, attraction, lunch, dinner, accommodation ("-": nothing). `parse_plan`
-reads one from a response.
+A plan is a list of days; a day is an object with the keys days, current_city, transportation,
+breakfast, attraction, lunch, dinner and accommodation, where "-" means nothing. `parse_plan` reads
+a plan from a response.
 
 Deviations:
 * The official pipeline asks for free text and lets GPT-4 turn it into JSON; `prompt` asks for the
@@ -23,8 +24,8 @@ Deviations:
   web sites, ratings): 10,600 characters on average instead of 26,300.
 * Only JSON is read: a plan written as a Python literal counts as not delivered.
 * A plan fails if the official evaluator stops on it with an exception, which is then the reason.
-* The official flight table has 4 million rows. With the subset of flights that the reference
-  information shows, an invented number is "not in the database" just the same.
+* The official flight table has 4 million rows. The subset of flights that the reference information
+  shows serves as well: an invented number is "not in the database" just the same.
 """
 import ast
 import csv
@@ -68,7 +69,7 @@ def _complete(path: Path) -> list[dict]:
     return [row for row in _table(path) if all(row.values())]
 
 
-# table: (file, its column of cities, its column of names)
+# {table: (file, its column of cities, its column of names)}
 TABLES = {
     "restaurants": ("restaurants/clean_restaurant_2022.csv", "City", "Name"),
     "attractions": ("attractions/attractions.csv", "City", "Name"),
@@ -182,7 +183,7 @@ Example of one day: {"days": 2, "current_city": "Springfield", "transportation":
 "Noodle Bar, Springfield", "dinner": "Corner Grill, Springfield", "accommodation": "Sunny Loft, \
 Springfield"}"""
 
-# first word of a reference entry -> the columns that some rule reads
+# {first word of a table's title in the reference information: the columns that some rule reads}
 _COLUMNS = {"Attractions": ("Name",), "Restaurants": ("Name", "Average Cost", "Cuisines"),
             "Accommodations": ("NAME", "price", "room type", "house_rules", "minimum nights",
                                "maximum occupancy"),
@@ -192,8 +193,8 @@ _COLUMNS = {"Attractions": ("Name",), "Restaurants": ("Name", "Average Cost", "C
 def reference_text(record, keep=None) -> str:
     """Return the reference information as small tables, cells separated by " | ".
 
-    keep: a text. Given one, tables are cut to four rows, but rows whose name, followed by a comma,
-    occurs in it always stay.
+    keep: a text, or None. With a text, tables are cut to four rows, but a row always stays if its
+    name, followed by a comma, occurs in the text.
     """
     parts = []
     for title, entry in record["reference"].items():
@@ -261,7 +262,7 @@ def _with_field_names(day: dict) -> dict:
 
 
 # ---------------------------------------------------------------------------- text helpers
-# They raise TypeError on anything but text, as the official regular expressions do. So a number or
+# These raise TypeError on anything but text, as the official regular expressions do. So a number or
 # an object in a plan is a "crash".
 
 def _text(value) -> str:
@@ -305,13 +306,13 @@ def name_city(text: str):
 
 
 def hits(table: dict, text: str) -> list[dict]:
-    """Return the city's rows whose name contains the given name, case-sensitive."""
+    """Return the rows of the text's city whose names contain the text's name, case-sensitive."""
     name, city = name_city(text)
     return [row for title, row in table.get(city, ()) if name in title]
 
 
 def _km(db, origin, destination):
-    """Return the road distance in km, None where there is no road."""
+    """Return the road distance in km, or None where there is no road."""
     return db["roads"].get((before_paren(origin), before_paren(destination)))
 
 
@@ -327,7 +328,7 @@ def _filled(day, key) -> bool:
 
 
 def _meals(day):
-    """Yield (meal, its text) of the meals that a day has."""
+    """Yield (meal, its text) for each meal that a day has."""
     for meal in MEALS:
         if _filled(day, meal):
             yield meal, day[meal]
@@ -363,7 +364,7 @@ def _route(query, plan):
 
 
 def city_route(query, plan, db):
-    """Apply rule 1: a closed tour of three or more stops, in known cities, each in one go."""
+    """Apply rule 1: a closed tour of three or more stops, in known cities, each visited once."""
     route, wrong_start = _route(query, plan)
     if wrong_start:
         return wrong_start
@@ -383,7 +384,8 @@ def city_route(query, plan, db):
 
 
 def _is_sequence(route) -> bool:
-    """Return whether no run of equal cities recurs (except at the ends) or has length 1 inside."""
+    """Return whether no city recurs after others (except at the end), and no inner run of one city
+    has length 1."""
     if len(route) < 3:
         return False
     last, visited, start = len(route) - 1, set(), 0
@@ -460,8 +462,9 @@ def consistent_transportation(query, plan, db):
 def _stops(city_text, fixed):
     """Return the cities of a day, in order.
 
-    Until the fix of 2025-11-07, the official code looped over a stay day's city as if it were a
-    list, so its single CHARACTERS are the stops: for the old rule this returns the text itself.
+    Until the fix of 2025-11-07, the official code looped over the city of a day without travel as
+    if it were a list. Its single CHARACTERS were the stops, so under the old rule the text itself
+    is returned.
     """
     if "from" in city_text:
         return [before_paren(city) for city in from_to(city_text)]
@@ -486,7 +489,7 @@ def within_city(query, plan, db):
                 return f"day {number}: the {meal} is not in the current city"
         if not all(_is_there(piece, stops) for piece in _attractions(day)):
             return f"day {number}: an attraction is not in the current city"
-        # The night is spent where the day ends; an empty city has no last character: a crash.
+        # The night is spent where the day ends. An empty city has no last character: a crash.
         if _filled(day, "accommodation") and stops[-1] not in day["accommodation"]:
             return f"day {number}: the accommodation is not in the current city"
     return ""
@@ -521,7 +524,8 @@ def _leg(day, trip):
 
 
 def _flight_number(trip) -> str:
-    """Return the number after the exact label. Raise IndexError without a label, as officially."""
+    """Return the number after the exact label. Without it, raise IndexError as the official code
+    does."""
     return trip.split("Flight Number: ")[1].split(",")[0]
 
 
@@ -598,16 +602,16 @@ COMMONSENSE = {"is_reasonable_visiting_city": city_route,
 # ------------------------------------------------------------------- five hard constraints
 
 def _stays(query, plan, db):
-    """Yield, for each night that names a known hotel, the first that matches."""
+    """Yield, for each day that names a known hotel, the first row that matches."""
     for _, day in _days(query, plan):
         if _filled(day, "accommodation"):
             yield from hits(db["hotels"], day["accommodation"])[:1]
 
 
 def total_cost(query, plan, db) -> float:
-    """Return dollars for all travellers: trips, meals, and nights in as many rooms as needed.
+    """Return the cost in dollars for all travellers: trips, meals, and as many rooms as they need.
 
-    Hard rule 1 compares them with the budget.
+    Hard rule 1 compares it with the budget.
     """
     people, cost = query["people_number"], 0
     for _, day in _days(query, plan):
@@ -616,15 +620,15 @@ def total_cost(query, plan, db) -> float:
         for _, text in _meals(day):
             for restaurant in hits(db["restaurants"], text)[:1]:
                 cost += restaurant["Average Cost"] * people
-    # A hotel is paid on every day that names it.
+    # A hotel is paid for on every day that names it.
     for hotel in _stays(query, plan, db):
         cost += hotel["price"] * math.ceil(people / hotel["maximum occupancy"])
     return float(cost)
 
 
 def _trip_cost(day, trip, people, db) -> float:
-    """Return the price: a flight per head, 5 cents per km and car of five, $1 per km and taxi of
-    four."""
+    """Return a trip's price: the fare of a flight per head, 5 cents per km for each car of five, or
+    $1 per km for each taxi of four."""
     origin, destination = _leg(day, trip)
     # A trip from nowhere to nowhere is free.
     if origin is None:
@@ -701,7 +705,7 @@ HARD = {"valid_cuisine": cuisine, "valid_room_rule": room_rule,
 # ------------------------------------------------------------------------ verdict and rates
 
 def judge(query, plan, db) -> dict:
-    """Return the official verdict on a plan of any shape; never raises.
+    """Return the official verdict on a plan of any shape; never raise.
 
     It is {"delivered", "crash" (text or None), "commonsense" and "hard" ({name: why it is broken,
     "", or None where nothing is asked}; None where a stage was not reached), "commonsense_pass",
@@ -754,7 +758,7 @@ def _passed(checks) -> int:
 
 
 def _reason(verdict) -> str:
-    """Return a sentence that says what failed, earliest stage first."""
+    """Return one line on what failed, earliest stage first."""
     if not verdict["delivered"]:
         return "no list of days can be read from the response"
     if verdict["crash"]:

@@ -1,6 +1,6 @@
 """Ask the agent of a run: print its answer to a task of yours, and what that answer is worth.
 
-Paper: does not cover this; it shows what an agent has learned.
+Paper: has nothing like it. This command shows what an agent has learned.
 
 Usage:
     python genenv.py ask RUN "3 s1 dbl s2 inc"        # a task as the world's simulator writes it
@@ -13,8 +13,8 @@ Usage:
 
 RUN is the folder of a finished run; a run of `--epochs 0` shows what the model could do before
 training. The agent answers greedily. An episode is played to its end and printed turn by turn. An
-answer has these fields. --json prints all of them, one object a line; without it, empty fields are
-left out:
+answer has the fields below. --json prints all of them, one object a line; without it, empty fields
+are left out:
 
     "request", "response"   what was asked and answered
     "right", "expected"     true or false, and a right answer; null if unknown
@@ -29,7 +29,7 @@ prints three more fields:
     "fault"    what is wrong with the calls
     "offered"  names of the functions in the prompt (worlds/tools/offers.py)
 
-Functions come from the run and, for a held-out request, also from the request.
+The functions to choose from come from the run and, for a held-out request, also from that task.
 
 Deviations: training samples answers; this takes the likeliest token each time.
 """
@@ -57,7 +57,7 @@ def main(argv) -> int:
     tasks = [agent.task_of(text) for text in args.request]
     if not tasks:
         tasks = agent.world.validation_tasks()
-    print(f"loading the model; answers: {len(tasks)} ...", file=sys.stderr)
+    print(f"loading the model; requests to answer: {len(tasks)} ...", file=sys.stderr)
 
     verdicts = []
     for task in tasks:
@@ -92,7 +92,7 @@ def parser():
 
 
 class Agent:
-    """Answer as the agent of a run; its model is loaded at the first request.
+    """Answer as the agent of a run, whose model is loaded at the first request.
 
     Agent("runs/mine")("Dim the study") returns what --json prints.
 
@@ -149,7 +149,7 @@ class Agent:
         if token:
             raise UserError(f"{task.text[:40]!r} spells {token!r}, a control token of the model")
         length, o = len(self.policy.encode(self.world.agent_prompt(task))), self.world.o
-        if length > o.max_prompt_tokens:  # beyond its training lengths no model answers well
+        if length > o.max_prompt_tokens:  # no model answers prompts well that are longer than these
             raise UserError(f"{task.text[:40]!r} makes a prompt of {length} tokens, but the run "
                             f"had --max-prompt-tokens {o.max_prompt_tokens}: shorten it")
         # one at a time: in bf16 the batch can change which token wins a near tie

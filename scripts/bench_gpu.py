@@ -1,6 +1,6 @@
 """Measure speed and memory on one GPU: an epoch's phases, cost per token, responses of any length.
 
-Paper: does not cover this; its two 7B policies had many cards.
+Paper: does not cover this; its two 7B policies ran on many cards.
 
 Usage:
     python -m scripts.bench_gpu 7b-80gb    # seven minutes at most
@@ -9,8 +9,8 @@ Usage:
 
 Nothing is downloaded: the weights are random, at the scale of trained ones, and speed does not
 depend on them. After each phase, all figures so far are printed as a JSON line; a phase that fails
-reports its error instead. After seven minutes no new phase begins. A token costs "seconds" divided
-by "response", prompts included.
+reports its error instead. After seven minutes no new phase begins. Where every response has full
+length, "seconds" divided by "response" is the time for one token of all rows, prompts included.
 
 Deviations: an epoch has one step of a preset's sizes, so RWR takes fewer optimiser steps than in a
 run ("env_steps"). Every response has full length, except in "spread_lengths", where each token may
@@ -81,7 +81,7 @@ def nf4_linear(linear):
 
 
 class Bench:
-    """Measure phases of a run on a random model, and collect the figures in a row.
+    """Measure phases of a run on a random model, and collect the figures in `row`.
 
     P: tokens of a prompt. T: tokens of a response, except in an epoch's phases.
     """
@@ -107,7 +107,7 @@ class Bench:
                 raise TimeoutError("no time was left")
             if torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
-            figures = phase(*args) or {}  # on the host, so a GPU has done its work
+            figures = phase(*args) or {}  # they are on the host, so a GPU has finished its work
             self.row["peak bytes"][name] = torch.cuda.max_memory_allocated()
         except Exception as error:
             figures = {"error": first_line(error)}
@@ -166,7 +166,8 @@ class Bench:
         self.sample("agent", rows // G, self.T)
 
     def spread_lengths(self, max_rows):
-        """Draw rollouts of 72 prompts, T / 4 tokens on average, and count tokens and slots."""
+        """Draw rollouts of 72 prompts, T / 4 tokens on average; count the tokens, and those for
+        which the batch had room."""
         self.policy.eos_ids, self.policy.slot_steps = list(range(4 * self.V // self.T)), 0
         rollouts = self.sample("agent", 72, self.T, max_rows=max_rows)
         self.policy.eos_ids = [self.V]

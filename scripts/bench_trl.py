@@ -7,9 +7,9 @@ Usage:
 
 A step is rollouts, reference log-probs, loss, backward pass and optimiser, for 4 prompts with G = 8
 on a random Qwen2 in fp32. Both start from the same weights, prompts, LoRA and optimiser; the
-end-of-sequence id is outside the vocabulary, so every response has full length. Time is CPU time of
-this process. TRL runs with the fastest settings that we found: its KL gradient is plain k3, and its
-head projects responses only, as it does on a GPU.
+end-of-sequence id is outside the vocabulary, so every response has full length. Time is the CPU
+time of this process. TRL runs with the fastest settings that we found: its KL gradient is plain k3,
+and its head projects only responses, as it does on a GPU.
 """
 import copy
 import math
@@ -43,7 +43,7 @@ def main(argv) -> int:
     p.add_argument("--prompt", type=at_least(2), default=256, help="tokens of a prompt")
     args = p.parse_args(argv)
     import trl.trainer.utils
-    # as on a GPU, where TRL projects responses only
+    # as on a GPU, where TRL projects only responses
     trl.trainer.utils._use_triton = use_triton
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -59,7 +59,7 @@ def main(argv) -> int:
 
 
 def use_triton(device) -> bool:
-    """Return True always; this replaces TRL's own test."""
+    """Return True always; this replaces TRL's test of whether Triton can be used."""
     return True
 
 
@@ -75,7 +75,7 @@ def reward_of(ids) -> float:
 
 
 def update(policy, optimizer, rollouts):
-    """Make our step on sampled rollouts."""
+    """Make our GRPO update on sampled rollouts."""
     rewards = torch.tensor([reward_of(r.response) for r in rollouts]).view(-1, G)
     grpo_update(policy, "agent", optimizer, rollouts, rewards, Options(agent_kl=KL_COEF))
 
@@ -144,7 +144,10 @@ def check(prompt_tokens, base, policy):
 
 
 def compare_time(prompt_tokens, base, policy):
-    """Print the CPU time of the same steps, TRL's first. `check` has loaded all libraries."""
+    """Print the CPU time of the same steps, TRL's first.
+
+    `check` has loaded all libraries before, so loading does not count.
+    """
     optimizer, generator = policy.optimizer("agent", LEARNING_RATE), policy.generator(0)
     prompts = random_prompts(PROMPTS * STEPS, prompt_tokens)
     trainer = trainer_of(base, policy.tokenizer, STEPS, prompts,

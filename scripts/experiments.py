@@ -7,9 +7,9 @@ Usage:
     python -m scripts.experiments ladder --seeds 5            # the table of README
     python -m scripts.experiments household --seeds 5
     python -m scripts.experiments words --model "starts/stale-{seed}" --out results/mine
-    python -m scripts.experiments mine                        # any world: genenv, random ...
-    python -m scripts.experiments cross --seeds 10 --first-seed 20    # trained x seeds x alpha
-    python -m scripts.experiments cross2 --seeds 10 --first-seed 30   # a quarter base tasks
+    python -m scripts.experiments mine                        # any world, your own included
+    python -m scripts.experiments cross --seeds 10 --first-seed 20    # see cross_cells
+    python -m scripts.experiments cross2 --seeds 10 --first-seed 30   # see cross2_cells
     # other options are passed to every run
     python -m scripts.experiments ladder --seeds 1 --epochs 2 --out results/mine
 
@@ -22,7 +22,7 @@ are over base models, too. Seed 0 uses the shipped one; `python -m worlds.ladder
 runs/base/ladder-1` trains another.
 
 Deviations: every run has one thread and one seed; scripts/tables.py explains how runs are compared
-in equal time.
+at equal time.
 """
 import os
 import re
@@ -48,8 +48,8 @@ HALF_RATE = ["--agent-lr", "1e-3"]
 
 def cross_cells() -> dict:
     """Return {cell: options} of the cross on the ladder: simulator trained or not, seed tasks
-    curated or not, several shares of base tasks, and alpha that follows success (at the agent's
-    full and half rate)."""
+    curated or not, several shares of base tasks, and an alpha that follows success (at the agent's
+    full and half learning rate)."""
     cells = {}
     for variant in ("genenv", "random"):
         for selection in ("uniform", "curated"):
@@ -65,8 +65,8 @@ def cross_cells() -> dict:
 
 
 def cross2_cells() -> dict:
-    """Return {cell: options} of what the cross left out: a quarter of base tasks under a schedule
-    that follows success. Two references from the cross are added, on the same models."""
+    """Return {cell: options} of what the cross left out: a quarter of base tasks with an alpha that
+    follows success. Three cells of the cross are run again, on the same base models as these."""
     integral = ["--alpha-schedule", "integral"]
     budget = ["--token-budget", "16384"]  # the ladder's default when the first runs were made
     cells = {"genenv, default": budget}
@@ -75,7 +75,7 @@ def cross2_cells() -> dict:
         cells[f"genenv, {selection}, integral"] = [*options, *integral]
         cells[f"genenv, {selection}, steered"] = [*options, *STEERED]
         cells[f"random, {selection}"] = ["--variant", "random", *options]
-    # An untrained simulator reads no other option of STEERED.
+    # If the simulator is not trained, the other options of STEERED have no effect.
     cells["random, curated, integral"] = [*cells["random, curated"], *integral]
     return cells
 
@@ -108,7 +108,7 @@ def cross_comparisons() -> list:
         pairs.append((f"genenv, curated, {condition}", f"genenv, uniform, {condition}"))
     # This cell ignores alpha: any difference other than 0 would put all results in doubt.
     pairs.append(("random, uniform, steered", "random, uniform, share 0.75"))
-    # named afterwards: steered, and the untrained simulator that rivals it
+    # These were named afterwards: steered, and the untrained simulator that rivals it.
     default, steered = "genenv, uniform, share 0.75", "genenv, uniform, steered"
     rival = "random, curated, share 0.25"
     pairs += [(steered, default), (rival, default), (steered, rival)]
@@ -160,7 +160,7 @@ KEPT = (
 
 
 def run_suite(suite: str, seeds: range, only, extra, jobs: int, results: Path):
-    """Run what is missing in a suite's results file, `jobs` runs at a time, seed by seed."""
+    """Run what a suite's results file lacks, `jobs` runs at a time, seed by seed."""
     settings = [*BASES[suite], *extra]
     done = read_jsonl(results) if results.is_file() else []
     if any(r["settings"] != settings for r in done):
@@ -224,8 +224,8 @@ def start(suite, name, seed, options):
 
 
 def collect(process, folder) -> list:
-    """Return what is kept of a finished run. Raise UserError with the end of its log if it
-    failed."""
+    """Return what is kept of a run that has ended, and delete its folder. Raise UserError with the
+    end of its log if it failed."""
     if process.returncode:
         log = Path(f"{folder}.log").read_text()
         raise UserError(f"the run in {folder} failed: {log[-300:]}")

@@ -6,8 +6,9 @@ no counterpart in the paper.
 Usage: `python -m scripts.figures` writes results/result.png from results/cross.jsonl, the records
 of `python -m scripts.experiments cross --seeds 10 --first-seed 20`.
 
-Deviations: four of its eighteen cells are drawn. A line is the mean over base models, without error
-bars: differences between cells are paired by base model, with intervals in EXPERIMENTS.md.
+Deviations: only four of the eighteen cells are drawn. A line is the mean over base models, without
+error bars: differences between cells are paired by base model, and EXPERIMENTS.md gives their
+intervals.
 """
 
 from pathlib import Path

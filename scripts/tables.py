@@ -3,11 +3,11 @@ differences.
 
 Paper: RQ1 to RQ4 report held-out success and success on generated tasks.
 
-Usage: `python -m scripts.tables results/words.jsonl` prints the tables of any record: its settings,
-and the first minus each other one. `python -m scripts.tables results/real_models.json` prints the
-gains of comparisons, and their mean. scripts/experiments.py calls `table(records, cells,
-comparisons, cross)` with the names of cells; a cell with fewer runs is shown with those it has.
-results/notes.md lists what was expected of the suites `cross` and `cross2`.
+Usage: `python -m scripts.tables results/words.jsonl` prints the tables of any such file: its
+variants, and the first minus each other one. `python -m scripts.tables results/real_models.json`
+prints the gains of comparisons, and their mean. scripts/experiments.py calls `table(records, cells,
+comparisons, cross)`, where a cell is a variant by name; one with fewer runs is shown with those it
+has. results/notes.md lists what was expected of the suites `cross` and `cross2`.
 
 Deviations: equal time means equal CPU seconds of training, because they do not depend on other work
 on the machine; the paper compares epochs. The more expensive run of a pair is read at an earlier
@@ -55,8 +55,8 @@ def later(epochs) -> list:
 
 
 def of_possible(epochs) -> float | None:
-    """Return the mean of metrics.mixed_of_possible. Records older than that figure have eight
-    attempts per task."""
+    """Return the mean of metrics.mixed_of_possible. It is computed here, for eight attempts per
+    task, because older records lack it."""
     figures = [mixed_of_possible(m["mixed_share"], m["success_rate"], 8) for m in epochs]
     return mean(figure for figure in figures if figure is not None)
 

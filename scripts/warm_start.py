@@ -10,11 +10,11 @@ Usage:
 With the default world, that is the ladder in words; --world tool_calls takes --base-tasks F.
 
 As the agent, the model imitates expected answers; as the simulator, it imitates tasks that it could
-have written (`warm_start_pairs` of the world). The passes call rwr.rwr_step with weights of 1 on
-one LoRA; AdamW's rate rises for WARM_UP steps, then falls. Rounds follow: the simulator writes, and
-its valid texts are imitated alongside the examples, until the share ENOUGH of its texts is valid or
-all --rounds are done. Held-out tasks are never imitated. DIR becomes a model folder, and
-warm_start.json in it reports how it went. The same command resumes after the last complete pass.
+have written (`warm_start_pairs` of the world). The passes train one LoRA by rwr.rwr_step with
+weights of 1; AdamW's rate rises for WARM_UP steps, then falls. Rounds follow: the simulator writes,
+and its valid texts are imitated alongside the examples, until the share ENOUGH of its texts is
+valid or all --rounds are done. Held-out tasks are never imitated. DIR becomes a model folder, in
+which warm_start.json reports how it went. The same command resumes after the last complete pass.
 
 Deviations: the adapter is merged into the base, so that "adapters off" is the initial policy of
 both players, and the reference, as always. Too sharp a start is as bad as none: if all attempts at
@@ -50,7 +50,7 @@ from worlds.probe import check_texts_survive, open_world
 ADAPTER = "warm"
 BATCH = 8           # responses in an optimiser step
 RANK = 32           # of the LoRA that is merged
-WARM_UP = 8         # steps over which the rate rises, while AdamW's moments know little
+WARM_UP = 8         # steps over which the rate rises, until AdamW's moments are reliable
 LAST_RATE = 0.2     # share of the peak rate at the end of the passes and in the rounds
 TEXTS = 128         # texts that the simulator writes before a round's pass
 ENOUGH = 0.6        # share of valid texts that ends the rounds
@@ -58,8 +58,8 @@ FEWEST = 5          # examples to imitate, in each role
 FORM_STEPS = 48     # steps that teach the form
 FEWEST_PASSES, MOST_PASSES = 2, 10
 WIDE = 1024         # hidden size of a wide model, which takes a lower rate
-# Measured at sizes 576 and 1,536: the larger model answers 32 of 35 requests with 3e-4, but 25 with
-# 1e-3.
+# Measured at hidden sizes of 576 and 1,536: the wide model answers 32 of 35 requests with 3e-4, but
+# 25 with 1e-3.
 RATE, WIDE_RATE = 1e-3, 3e-4
 
 
@@ -148,8 +148,9 @@ def passes_for(world, pairs) -> int:
 class WarmStart:
     """Run passes over the examples, then rounds over the simulator's texts; save each when it ends.
 
-    s: options of the warm start. state, saved with adapter and optimiser: "nats_per_token" of each
-    pass and round, "rounds": the texts written before each round, "own": the valid ones.
+    s: options of the warm start. state: what a resumed start needs. Beside adapter and optimiser
+    it has "nats_per_token" (the loss of each pass), "rounds" (the texts written before each later
+    pass) and "own" (the valid ones).
     """
 
     def __init__(self, world, s, out: Path):
@@ -220,7 +221,7 @@ class WarmStart:
         width = self.policy.lm.config.get_text_config(decoder=True).hidden_size
         peak = WIDE_RATE if width >= WIDE else RATE
         losses = []
-        # the bar is shown on a terminal only
+        # disable=None: show the bar only on a terminal
         bar = tqdm(batches, f"pass {n + 1}", leave=False, disable=None)
         for k, batch in enumerate(bar):
             falling = max(LAST_RATE, 1 - (n + k / len(batches)) / self.passes)
@@ -263,7 +264,8 @@ class WarmStart:
 
 
 def merge(policy, o, out: Path):
-    """Merge the adapter into the base, and save a model folder in the precision of computation."""
+    """Merge the adapter into the base, and save a model folder, in bf16 if the base was quantised.
+    """
     adapters = out / "warm_start" / "adapters"
     policy.save_adapters(adapters)
     dtype = torch.bfloat16 if o.quant else policy.lm.dtype
