@@ -1,16 +1,18 @@
-"""Define tasks, attempts at them, and the pools that keep both as JSON lines: D_train and D_env.
+"""Define tasks, attempts at them, and the pools that keep them as JSON lines: D_train and D_env.
 
-Paper: step 3 of Algorithm 1. D_train <- D_train + Valid(E_t) keeps every task with its valid
-traces. D_env <- D_env + weighted generations keeps what the simulator wrote, in which context, and
-how hard it turned out to be. Epoch 0 trains nothing and adds nothing to D_env.
+Paper: step 3 of Algorithm 1. D_train <- D_train + Valid(E_t) keeps the tasks that have valid
+traces, with these traces. D_env <- D_env + weighted generations keeps what the simulator wrote, the
+context in which it wrote it, and how often the agent solved it. Epoch 0 trains nothing and adds
+nothing to D_env.
 
-Usage: genenv.py has one pool of each kind per run. Each is an append-only JSONL file in the run
-folder, from which a resumed run reads it back.
+Usage: a run has one pool of each kind. Each is an append-only JSONL file in the run folder, from
+which a resumed run reads it back.
 
-Deviations: a task of D_train is rolled out again when it is replayed, so that GRPO stays on-policy;
-traces are kept for people and for export. D_env keeps every valid generation: the filter is applied
-when the simulator is trained, because alpha may have changed by then. A success rate is stored with
-the epoch that measured it, because it goes stale as the agent learns.
+Deviations: the agent attempts a task of D_train again when it is replayed, so that GRPO stays
+on-policy; the traces are kept only for people and for export. D_env keeps every valid generation.
+The filter is applied whenever the simulator is trained, because alpha may have changed since the
+task was written. A success rate is stored with the epoch that measured it, because it becomes
+outdated as the agent learns.
 """
 import hashlib
 import json
@@ -22,46 +24,48 @@ import torch
 
 from errors import UserError, first_line, require_file
 
-# How many epochs a success rate stays usable.
-FRESH_FOR = 2  # D_train: after that a task cannot be a seed, and prompts call its p_hat "unknown"
-MAX_AGE = 4    # D_env: after that a record is not imitated
+# For how many epochs a success rate remains usable. In D_train, prompts call an older one unknown,
+# and its task cannot be a seed task unless it is a base task.
+FRESH_FOR = 2
+MAX_AGE = 4  # in D_env, an older record is not imitated
 
 
 @dataclass
 class Task:
     """Describe a task: what the agent is asked, and how its answer is checked."""
-    text: str             # human-readable task
-    spec: dict            # evaluation spec: all that the world's checker needs, JSON only
-    origin: str = "base"  # base | env | static | teacher
-    seed_task: str = ""   # id of the task it is a variation of
-    epoch: int = 0        # epoch that wrote it
-    id: str = ""          # hash of the spec: equal specs are the same task
+    text: str             # the task in words, for people
+    spec: dict            # evaluation spec: all that the world's checker needs, as plain JSON
+    origin: str = "base"  # base | env (the simulator) | static | teacher
+    seed_task: str = ""   # id of the task that it is a variation of
+    epoch: int = 0        # epoch in which it was written
+    id: str = ""          # hash of the spec: tasks with equal specs are the same task
 
     def __post_init__(self):
         self.id = self.id or task_id(self.spec)
 
 
 def task_id(spec: dict) -> str:
-    """Return sixteen hex digits of the spec's hash; the order of keys does not matter."""
+    """Return the first sixteen hex digits of the spec's hash; the order of its keys is ignored."""
     return hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()[:16]
 
 
 @dataclass
 class Trace:
-    """Record an attempt, the paper's e = (task, trajectory, a', r); its task is beside it."""
+    """Record an attempt, the paper's e = (task, trajectory, a', r), without the task: whoever keeps
+    a trace keeps its task beside it."""
     text: str        # the response, decoded; for an episode the transcript
     reward: float    # Eq. 1
     valid: bool      # well-formed and evaluable, see World.score
     truncated: bool  # it ran into a limit of length or of turns, or drew a control token
     tokens: int      # how many tokens the agent drew, EOS included
-    graded: float = 0.0  # reward with partial credit (World.graded), for agent_reward_graded only
+    graded: float = 0.0  # reward with partial credit (World.graded); agent_reward_graded uses it
 
 
 @dataclass
 class Trial:
     """Hold the agent's G attempts at one task."""
     task: Task
-    rollouts: list       # G Rollouts; empty once the agent has learned from them
+    rollouts: list       # G Rollouts; emptied once the agent has learned from them
     traces: list[Trace]
     p_hat: float         # Eq. 2
 
@@ -70,27 +74,27 @@ class Trial:
 class EnvRecord:
     """Record a generation of the simulator, (context -> task), and how often the task was solved.
 
-    Success rates are None until the agent has tried the task.
+    The success rates are None until the agent has attempted the task.
     """
-    prompt: list[int]    # context ids
+    prompt: list[int]    # ids of the context
     response: list[int]  # generated ids, EOS included
     text: str            # the generation, decoded
-    task_id: str         # of the task it describes
-    keys: list[str]      # records that share one describe the same task (worlds.task_keys)
-    seed_id: str         # of the task that it varies
-    group: int           # records of one group vary one seed task in one step
+    task_id: str         # id of the task that it describes
+    keys: list[str]      # keys of that task: records that share one are the same task
+    seed_id: str         # id of the task that it varies
+    group: int           # its number is shared by what was written together for one seed task
     p_hat: float | None = None        # success rate of the agent on it (Eq. 2)
-    p_hat_seed: float | None = None   # ... on all variations of its group
-    p_hat_batch: float | None = None  # ... on all records of its step
-    epoch: int = 0       # epoch that wrote it and measured these
-    # R_env (Eq. 3), computed in the epoch that wrote it and again before each use; 0 if it was
-    # never computed, which happens when the same task was written again later in that epoch
+    p_hat_seed: float | None = None   # mean success rate on all records of its group
+    p_hat_batch: float | None = None  # mean success rate on all records of its step
+    epoch: int = 0       # epoch in which it was written and these rates were measured
+    # R_env (Eq. 3), computed at the end of that epoch and again whenever the record may be
+    # imitated. It stays 0 if the same task was written again later in that epoch.
     r_env: float = 0.0
 
     def p_hat_of(self, unit: str) -> float:
-        """Return the p_hat (Eq. 2) of one unit of attempts: "task", "seed" or "batch".
+        """Return p_hat (Eq. 2) as measured on one unit: "task", "seed" or "batch".
 
-        With "batch" all records of a step pass the filter, or none does.
+        With "batch", either all records of a step pass the filter or none does.
         """
         by_unit = {"task": self.p_hat, "seed": self.p_hat_seed, "batch": self.p_hat_batch}
         return by_unit[unit]
@@ -101,14 +105,16 @@ class EnvRecord:
 
 
 class TrainPool:
-    """Keep D_train: the base tasks, every task with valid traces, and the last p_hat of each.
+    """Keep D_train: base tasks, ready-made tasks, every task with valid traces, and their last
+    p_hat.
 
-    tasks: {id: Task}; p_hat: {id: (success rate, epoch that measured it)}.
+    tasks: {id: Task}. p_hat: {id: (success rate, epoch that measured it)}. pending: what `save` has
+    not written yet.
     """
 
     def __init__(self, path, base):
-        """Read the pool from its JSONL file `path`, if that exists. base: tasks that are always in
-        it."""
+        """Read the pool from its JSONL file `path`, if that exists. base: the base tasks, which are
+        always in the pool."""
         self.path, self.base = Path(path), list(base)
         self.tasks = {task.id: task for task in self.base}
         self.p_hat, self.pending = {}, []
@@ -119,8 +125,8 @@ class TrainPool:
     def add(self, task, traces, p_hat: float | None, epoch: int = 0):
         """Extend the pool: D_train <- D_train + Valid(E_t).
 
-        A new task without a valid trace is left out, unless it has not been tried (p_hat None):
-        such a task was written before training, as in the static ablation.
+        A new task without a valid trace is left out, unless p_hat is None: then it is a ready-made
+        task, which the agent has not attempted yet.
         """
         valid = [asdict(trace) for trace in traces if trace.valid]
         if valid or task.id in self.tasks or p_hat is None:
@@ -134,8 +140,8 @@ class TrainPool:
             self.p_hat[task.id] = (p_hat, epoch)
 
     def recent(self, epoch: int) -> list:
-        """Return the candidates for seed tasks: (task, p_hat) for every task measured in the last
-        FRESH_FOR epochs, except base tasks."""
+        """Return the candidates for seed tasks besides the base tasks: (task, p_hat) for every
+        other task whose p_hat is at most FRESH_FOR epochs old."""
         seeds = []
         for i, (p_hat, measured) in self.p_hat.items():
             if self.tasks[i].origin != "base" and epoch - measured <= FRESH_FOR:
@@ -143,14 +149,14 @@ class TrainPool:
         return seeds
 
     def recent_p_hat(self, task, epoch: int) -> float | None:
-        """Return the p_hat of a task, or None if it was never measured, or was measured too long
-        ago."""
+        """Return the p_hat of a task, or None if it was never measured or is more than FRESH_FOR
+        epochs old."""
         p_hat, measured = self.p_hat.get(task.id, (None, 0))
         return p_hat if epoch - measured <= FRESH_FOR else None
 
     def sample(self, n: int, base_share: float, generator) -> list[Task]:
-        """Draw n tasks for the agent: each is a base task with probability base_share, else one of
-        all other tasks in the pool."""
+        """Draw n tasks for the agent with replacement: each is a base task with probability
+        base_share, and otherwise any other task of the pool."""
         others = [t for t in self.tasks.values() if t.origin != "base"]
         from_base = torch.rand(n, generator=generator) < base_share  # (n,)
         picks = []
@@ -161,13 +167,13 @@ class TrainPool:
         return picks
 
     def save(self):
-        """Append what is new to the file."""
+        """Append to the file what was added since the last call."""
         append_jsonl(self.path, self.pending)
-        self.pending = []  # only now: a failed write must not lose them
+        self.pending = []  # only now, because a failed write must not lose them
 
 
 class EnvPool:
-    """Keep D_env: generations of the simulator, each with the success rate measured on it."""
+    """Keep D_env: valid generations of the simulator, each with its measured success rates."""
 
     def __init__(self, path):
         """Read the pool from its JSONL file `path`, if that exists."""
@@ -176,47 +182,51 @@ class EnvPool:
             self.records = [EnvRecord(**r) for r in read_jsonl(self.path)]
 
     def add(self, records):
-        """Extend the pool: D_env <- D_env + weighted generations. The weights are computed from
-        p_hat each time the records are imitated."""
+        """Extend the pool: D_env <- D_env + weighted generations.
+
+        The weights are not stored: they are computed from p_hat each time records are imitated.
+        """
         self.records += records
         self.pending += records
 
     def imitable(self, epoch: int) -> list[EnvRecord]:
-        """Return the records of earlier epochs that are not too old to be imitated."""
+        """Return the records of earlier epochs that are at most MAX_AGE epochs old."""
         return [r for r in self.records if 0 < epoch - r.epoch <= MAX_AGE]
 
     def save(self):
-        """Append what is new to the file."""
+        """Append to the file what was added since the last call."""
         append_jsonl(self.path, [asdict(r) for r in self.pending])
         self.pending = []
 
 
 def distinct(records) -> list[EnvRecord]:
-    """Return the newest record of each task, so that frequently written tasks get no extra
-    weight."""
+    """Return only the newest record of each task, in the order given, so that tasks that were
+    written often get no extra weight."""
     newest, seen = [], set()
     for r in reversed(records):
         if seen.isdisjoint(r.keys):
             newest.append(r)
-        # Remember the keys of a skipped record, too: records that share any key are the same task,
-        # and a third one may share a key with the skipped one only.
+        # Remember the keys of a skipped record, too. Records that share any key are the same task,
+        # and a third record may share a key only with the skipped one.
         seen.update(r.keys)
     return newest[::-1]
 
 
 # ---------------------------------------------------------------------------------------------
-# JSON lines: the format of pools, records of runs, and files of tasks
+# JSON lines: the format of pools, of a run's metrics and samples, and of task files
 
 
 def read_jsonl(path) -> list[dict]:
-    """Return every record of a JSONL file. Raise UserError naming the file and the line at
-    fault."""
+    """Return all records of a JSONL file.
+
+    Raise UserError if there is no file, or if a line is not a JSON object; it names the line.
+    """
     require_file(path)
     return parse_jsonl(Path(path).read_bytes(), path)
 
 
 def parse_jsonl(contents: bytes, path) -> list[dict]:
-    """Return every record in the contents of a JSONL file. Raise UserError as read_jsonl does."""
+    """Return all records in the contents of a JSONL file. path: what a UserError names."""
     records = []
     for number, line in enumerate(contents.split(b"\n"), 1):
         if not line.strip():
@@ -234,10 +244,10 @@ def parse_jsonl(contents: bytes, path) -> list[dict]:
 
 
 def append_jsonl(path, records):
-    """Append records and force them to disk.
+    """Append records to a JSONL file and force them to disk.
 
-    If the process is killed, only some of them may be in the file; a resumed run cuts the file back
-    to its checkpoint (support/checkpoint.py).
+    If the process is killed meanwhile, the file may hold only some of them. A resumed run cuts its
+    files back to their lengths at the checkpoint (support/checkpoint.py).
     """
     with open(path, "ab") as file:
         file.write(b"".join(json.dumps(r).encode() + b"\n" for r in records))

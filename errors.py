@@ -1,7 +1,8 @@
-"""Report users' mistakes in one line, guard user code, and write files atomically.
+"""Report users' mistakes in one line, guard users' own code, and write files atomically.
 
-Usage: every program of the project runs under `plain_errors`. A mistake that a user can fix is a
-UserError: one line on what is wrong and what to do, and exit code 2.
+Usage: genenv.py and the programs in eval/ and scripts/ run under `plain_errors`. Anything that a
+user can fix is raised as a UserError. The program then prints one line, which says what is wrong
+and what to do, and ends with exit code 2.
 """
 import difflib
 import os
@@ -13,25 +14,27 @@ from pathlib import Path
 
 
 class UserError(Exception):
-    """Report a user's mistake: one line on what to do, and exit code 2."""
+    """Report a mistake that the user can fix; the message is one line on what to do."""
 
 
 class Stopped(Exception):
-    """End a run that was asked to stop and has saved everything: (signal number, message)."""
+    """End a run that was asked to stop and can be resumed. args: the signal's number, a message."""
 
 
 # ---------------------------------------------------------------------------------------------
-# every program reports a mistake in one clear line, with an exit code
+# programs that end with one clear line and an exit code
 
 
 @contextmanager
 def plain_errors():
-    """Turn a user's mistake into one line on stderr and SystemExit with code 2.
+    """Turn a user's mistake, or an error of the operating system, into one line on stderr and
+    SystemExit with code 2.
 
-    After a signal n the code is 128 + n.
+    After signal n the code is 128 + n.
     """
-    if hasattr(sys.stdout, "reconfigure"):  # a notebook's stdout has none
-        sys.stdout.reconfigure(errors="backslashreplace")  # models may write any character
+    if hasattr(sys.stdout, "reconfigure"):  # in a notebook it has no such method
+        # models may write characters that the terminal's encoding lacks
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         yield
         return
@@ -51,7 +54,7 @@ def plain_errors():
 
 @contextmanager
 def loading():
-    """Turn a missing package, or Ctrl-C during imports, into one line and SystemExit."""
+    """Turn a missing package, or Ctrl-C, into one line and SystemExit: for imports."""
     with plain_errors():
         try:
             yield
@@ -61,8 +64,10 @@ def loading():
 
 
 def exit_code(command) -> int:
-    """Call `command()` under plain_errors and return the exit code: its result if that is a number,
-    else 0."""
+    """Call `command()` under plain_errors and return the program's exit code.
+
+    If the command succeeds, this is its result if that is an integer, else 0.
+    """
     try:
         with plain_errors():
             result = command()
@@ -72,16 +77,17 @@ def exit_code(command) -> int:
 
 
 # ---------------------------------------------------------------------------------------------
-# guards around a user's own functions in curriculum.py and files in worlds/, before a run
+# guards around what users write themselves: functions in curriculum.py, files in worlds/
 
-PATIENCE = 2  # in seconds; a call that takes longer is reported
+PATIENCE = 2  # seconds: a line is printed while a call takes longer
 
 
 @contextmanager
 def users_code(file, arguments=""):
-    """Turn what a user's own code raises into a UserError with its place in that file.
+    """Turn any exception of a user's code into a UserError that names its place in the file.
 
-    If the code takes a long time, a line on stderr names the file.
+    arguments: what the code was called with, for the message. If the code takes longer than
+    PATIENCE, print a line on stderr that names the file.
     """
     timer = threading.Timer(PATIENCE, print, [f"trying {file} ..."], {"file": sys.stderr})
     timer.daemon = True
@@ -90,7 +96,7 @@ def users_code(file, arguments=""):
         yield
     except UserError:
         raise
-    except (Exception, SystemExit) as error:  # such code may raise anything
+    except (Exception, SystemExit) as error:  # a user's code may raise anything
         place = place_in(file, traceback.extract_tb(error.__traceback__))
         message = f"{place}: {type(error).__name__}: {first_line(error):.300}"
         if arguments:
@@ -101,7 +107,7 @@ def users_code(file, arguments=""):
 
 
 def place_in(file, frames) -> str:
-    """Return the innermost frame in a file, in words; only the file's name if there is none."""
+    """Describe the innermost frame that is in a file, or return only the file's name if none is."""
     for frame in reversed(frames):
         if frame.filename == file:
             return f"{file}, line {frame.lineno} in {frame.name}"
@@ -109,15 +115,20 @@ def place_in(file, frames) -> str:
 
 
 def wrong_value(function, rule: str, value, arguments) -> UserError:
-    """Return the error that names a user's function, what it must give, and what it gave."""
+    """Return the error for a wrong return value of a user's function.
+
+    rule: what it must return; value: what it returned; arguments: what it was called with.
+    """
     code = function.__code__
     place = f"{code.co_filename}, line {code.co_firstlineno}: {function.__name__}"
     return UserError(f"{place} must give {rule}; it gave {value!r:.200} for {arguments}")
 
 
 def checked(function, value, least=-1e30, most=1e30):
-    """Return the value that a user's function gave during a run. Raise UserError unless it is a
-    number in the range."""
+    """Return a value that a user's function returned during a run.
+
+    Raise UserError unless it is a number from `least` to `most`.
+    """
     if is_number(value, least, most):
         return value
     code = function.__code__
@@ -126,16 +137,17 @@ def checked(function, value, least=-1e30, most=1e30):
 
 
 def is_number(value, least=-1e30, most=1e30) -> bool:
-    """Return whether a value is a number in a range; NaN and infinity never are."""
+    """Return whether a value is a number from `least` to `most`. NaN and infinity never are."""
     return isinstance(value, (int, float)) and least <= value <= most
 
 
 # ---------------------------------------------------------------------------------------------
-# words, lines, files
+# messages, and the files of a program
 
 
 def choose(word: str, names) -> str:
-    """Return advice for a word that is not among the names: the nearest name, if any, then all."""
+    """Return advice for a word that is none of the names: first a similar name, if there is one,
+    then all names."""
     names = [str(name) for name in names if name != ""]
     near = difflib.get_close_matches(word, names, 1)
     listed = f"choose from {', '.join(names)}"
@@ -145,7 +157,7 @@ def choose(word: str, names) -> str:
 
 
 def require_file(path, advice=""):
-    """Raise UserError unless there is a file at the path. advice: the end of the message."""
+    """Raise UserError unless the path leads to a file. advice: what to append to the message."""
     if not Path(path).is_file():
         fault = "a folder, not a file" if Path(path).is_dir() else "no such file"
         raise UserError(f"{path}: {fault}{advice}")
@@ -153,7 +165,10 @@ def require_file(path, advice=""):
 
 @contextmanager
 def one_line(folder, fault="cannot be used"):
-    """Turn anything a library raises about a folder into a UserError of one line."""
+    """Turn anything that a library raises about a folder or file into a UserError of one line.
+
+    fault: what the message says about it before the library's own first line.
+    """
     try:
         yield
     except UserError:
@@ -163,19 +178,20 @@ def one_line(folder, fault="cannot be used"):
 
 
 def first_line(error) -> str:
-    """Return the first line of an exception's message, or the exception's kind if it has none.
+    """Return the first line of an exception's message, or its class if it has no message.
 
-    For an error of the operating system return only the reason: its file may be an internal one.
+    For an error of the operating system, return only the reason, without the file: that may be an
+    internal one, which the user does not know.
     """
     text = getattr(error, "strerror", "") or str(error).strip() or repr(error)
     return text.replace(":\n", ": ").splitlines()[0]
 
 
 def printable(text: str) -> str:
-    """Return untrusted text, made safe for a terminal.
+    """Return untrusted text in a form that is safe to print on a terminal.
 
-    Invisible characters except newlines become escapes such as \\x1b, so that they can neither move
-    the cursor nor hide a word.
+    Invisible characters except newlines become escapes such as \\x1b. Otherwise they could move
+    the cursor or hide a word.
     """
     characters = []
     for character in text:
@@ -187,10 +203,10 @@ def printable(text: str) -> str:
 
 
 def write_whole(path, *parts):
-    """Atomically replace a file's contents with the given parts (text or bytes), concatenated.
+    """Replace a file's contents atomically with the concatenation of `parts` (text or bytes).
 
-    After a crash it holds either the old contents or all of the new. Raise UserError for a folder
-    or a device, and if the disk is full.
+    After a crash the file holds either all of its old contents or all of the new. Raise UserError
+    if the path is a folder or a device, or if the file cannot be written.
     """
     if Path(path).exists() and not Path(path).is_file():
         raise UserError(f"{path}: a folder or a device, not a file: choose another")
@@ -200,17 +216,20 @@ def write_whole(path, *parts):
             for part in parts:
                 file.write(part.encode() if isinstance(part, str) else part)
             file.flush()
-            os.fsync(file.fileno())  # or a crash after the rename could leave an empty file
+            os.fsync(file.fileno())  # otherwise a crash after the rename could leave an empty file
         os.replace(scratch, path)
-    except OSError as error:  # perhaps the disk is full: free the space taken
+    except OSError as error:  # perhaps the disk is full, so free the space again
         with suppress(OSError):
             scratch.unlink()
         raise UserError(f"{path}: {first_line(error)}") from None
 
 
 def check_overwrite(path, beginning: bytes, force: bool):
-    """Raise UserError if the path holds a file that does not begin like the command's own files,
-    and is not empty."""
+    """Raise UserError if writing to the path would destroy a file that the command did not write.
+
+    beginning: how each file that the command writes begins. An empty file may be overwritten; with
+    `force`, any file may.
+    """
     if force or not Path(path).is_file():
         return
     contents = Path(path).read_bytes()

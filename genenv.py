@@ -8,25 +8,27 @@
     python genenv.py --help                           # every option with its meaning
 
 Paper: Algorithm 1. `epoch` below reads like it: generate and interact, update both policies,
-aggregate. The pieces are GRPO in grpo.py (Eq. 4), RWR in rwr.py, success rate, R_env and filter in
-curriculum.py (Eq. 2, 3), the pools in data_pool.py, step 1 in detail in interaction.py, the domain
-in worlds/ (Eq. 1), both policies in policy.py. Everything but the algorithm is in support/.
+aggregate. GRPO is in grpo.py (Eq. 4), RWR in rwr.py. Success rate, R_env and the filter are in
+curriculum.py (Eq. 2, 3), the pools in data_pool.py, and the details of step 1 in interaction.py.
+worlds/ defines the domain (Eq. 1). policy.py holds both policies, and model/ does the work below
+it. support/ is the program around the algorithm: options, checkpoints, metrics, reports.
 
-Two statements of the paper about these pieces are checked by tests/test_theory.py:
-  Prop. 1 (Eq. 5): c1 p (1 - p) <= E||g||^2 <= c2 p (1 - p) for the gradient g of Eq. 4 and success
-    rate p, so a task that is solved half the time teaches the most.
-  Thm. 1 (Eq. 9): of two tasks with n attempts each, R_env ranks the one further from alpha first
-    with probability at most 4 exp(-2/9 gap^2 n), where gap = ||p_1 - alpha| - |p_2 - alpha||.
+tests/test_theory.py checks two statements that the paper makes about these pieces:
+  Prop. 1 (Eq. 5): C_min p (1 - p) <= E||g||^2 <= C_max p (1 - p) for the gradient g of Eq. 4 and
+    the success rate p of a task. So a task that is solved half of the time teaches the most.
+  Thm. 1 (Eq. 9): of two tasks with n attempts each, R_env fails to rank the one nearer to alpha
+    first with probability at most 4 exp(-2/9 gap^2 n), where gap = ||p_1 - alpha| - |p_2 - alpha||.
 
 Names: "env" is the environment simulator. `run` is the Run object (support/run.py), and `run.o`, or
-`o` for short, holds its Options. `run.state` is the progress of the current epoch; end_epoch
-replaces it with a new one, which keeps only `imitated`. `run.policy` is the agent's Policy,
-`run.simulator` the simulator's; unless --env-model is given they are one object with two adapters.
-`run.policies` lists each once.
+`o` for short, holds its Options. `run.state` is the progress of the current epoch. end_epoch
+replaces it with a fresh state for the next epoch, to which it carries over only `imitated`.
+`run.policy` is the agent's Policy, `run.simulator` the simulator's. Unless --env-model is given,
+they are one object with two adapters. `run.policies` lists the different ones.
 
 Deviations: an epoch is split into small steps, so that new tasks can serve as seeds immediately and
-GRPO stays on-policy. Replayed tasks are rolled out again, also to stay on-policy. The simulator is
-updated once per epoch, as in the paper. README.md lists what the paper leaves open.
+GRPO stays on-policy. For the same reason, the agent attempts a replayed task again: GRPO never
+learns from old traces. The simulator is updated once per epoch, as in the paper. README.md lists
+what the paper leaves open.
 
 A run folder holds config.json, metrics.jsonl (one record per epoch), samples.jsonl (tasks and
 traces to read), train.jsonl (D_train), env.jsonl (D_env), checkpoint.pt, and at the end report.html
@@ -41,12 +43,12 @@ from pathlib import Path
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")  # spinning threads slow other programs down
-os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would interrupt our own lines
+os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")  # they would break up our own output
 warnings.filterwarnings("ignore", category=FutureWarning)  # libraries warn about each other
 
 from errors import exit_code, loading
 
-with loading():  # takes seconds; a missing package is reported in one line
+with loading():  # these imports take seconds; a missing package is reported in one line
     import torch
     from tqdm import tqdm
     from policy import Rollout
@@ -65,8 +67,8 @@ from support.start import start
 from worlds import task_keys
 
 WRITE_ROUNDS = 4     # the simulator gets at most this many rounds to fill the batch of a step
-REPLAY = 1 / 8       # tasks replayed from D_train, per task of a full batch
-STATIC_PER_BASE = 5  # GenEnv-Static: variations of each base task
+REPLAY = 1 / 8       # tasks replayed from D_train, as a share of a full batch of new tasks
+STATIC_PER_BASE = 5  # GenEnv-Static gets this many variations of each base task
 
 # ---------------------------------------------------------------------------------------------
 # Algorithm 1
@@ -75,8 +77,8 @@ STATIC_PER_BASE = 5  # GenEnv-Static: variations of each base task
 def train(o: Options, world=None) -> Path:
     """Run Algorithm 1 and return the run folder.
 
-    world: a world that is already open, or None to open one here. Raise UserError for anything that
-    the user can fix.
+    world: a world that is already open; with None, o.world is opened here. Raise UserError for
+    anything that the user can fix.
     """
     run = prepare_run(o, world)
     print(screen.LEGEND)
@@ -90,23 +92,23 @@ def train(o: Options, world=None) -> Path:
 
 
 def epoch(run: Run):
-    """Run epoch t of Algorithm 1; the numbers in brackets are the algorithm's steps.
+    """Run epoch t of Algorithm 1. The numbers below and in the comments are the algorithm's steps.
 
-    In each of --steps steps: generate and try tasks (1), train the agent (2a), extend D_train (3a).
-    Then once: train the simulator (2b), extend D_env (3b).
+    Each of --steps steps generates and attempts tasks (1), trains the agent (2a) and extends
+    D_train (3a). Then the epoch trains the simulator (2b) and extends D_env (3b) once.
     """
     o, state = run.o, run.state
     alpha = alpha_of(run)  # paper: 0.5 throughout
-    # Show the bar only on a terminal; in a log file it would precede the epoch's line.
     steps = range(state.step, o.steps)
+    # disable=None shows the bar only on a terminal: in a log file it would clutter the output.
     for step in tqdm(steps, screen.progress(run), leave=False, disable=None):
-        state.step = step  # a run that is stopped in this step resumes at step + 1
-        # 1. generate and interact; a few tasks of D_train are tried again with the new ones
+        state.step = step  # end_step adds 1: a run that is stopped after this step resumes there
+        # 1. generate and interact; a few tasks of D_train are attempted again, beside the new ones
         tasks, records = generate(run, alpha)  # T_t ~ pi_env
         trials = interact(run, fill_batch(run, tasks))  # E_t; Eq. 1: r, Eq. 2: p_hat
         # 2a. agent update
         state.agent.append(update_agent(run, trials))  # GRPO on r (Eq. 4)
-        # 3a. aggregate the agent's side; what the simulator wrote waits for 2b
+        # 3a. aggregate the agent's side; what the simulator wrote is collected for 2b and 3b
         add_attempts(run, trials)  # D_train <- D_train + Valid(E_t)
         attach_p_hats(records, trials)
         state.records += records
@@ -115,27 +117,28 @@ def epoch(run: Run):
     # (old, from D_env). If a task has several records, only the newest counts.
     fresh, old = distinct(state.records), old_records(run)
     # R_env of old records is computed again because alpha may have changed. Their p_hat is not
-    # measured again: it is up to MAX_AGE epochs old, and the agent has improved since.
+    # measured again, although it may be MAX_AGE epochs old and the agent has changed since then.
     for record in fresh + old:
         p_hat = record.p_hat_of(o.p_hat_unit)
         record.r_env = curriculum.R_env(o.difficulty_reward, p_hat, alpha, o.beta)  # Eq. 3
     fresh = learnable_records(run, fresh, alpha)  # |p_hat - alpha| <= k_min
     old = learnable_records(run, old, alpha)
-    env_stats = {"env_kept": len(fresh)}  # old records are not counted
+    env_stats = {"env_kept": len(fresh)}  # this metric does not count old records
     if o.variant == "genenv":  # the other variants never train the simulator
         env_stats |= update_environment(run, fresh, old)  # RWR, w ~ exp(lam * R_env)
-    # 3b. aggregate the simulator's side: all valid generations, in the band or not
-    run.env_pool.add(state.records)  # D_env <- D_env + env generations, weighted when imitated
+    # 3b. aggregate the simulator's side: all valid generations, whether or not in the band; a
+    # weight is computed each time they are imitated
+    run.env_pool.add(state.records)  # D_env <- D_env + weighted env generations
     end_epoch(run, env_stats, alpha)
 
 
 def measure_untrained(run: Run):
-    """Try one batch in epoch 0, and measure both policies before training.
+    """Run epoch 0: let the agent attempt one batch, and measure both policies before training.
 
-    Nothing is trained. The tasks enter D_train; what the simulator wrote does not enter D_env.
+    Nothing is trained. Tasks with a valid trace enter D_train, but no record enters D_env.
     """
     state, alpha = run.state, alpha_of(run)
-    # one step, or none if the run was stopped after it and resumed
+    # This loop has one step, or none if the run was stopped after that step and is now resumed.
     for _ in tqdm(range(state.step, 1), screen.progress(run), leave=False, disable=None):
         add_ready_made(run)  # tasks from before training: GenEnv-Static's, a teacher's
         tasks, records = generate(run, alpha)
@@ -144,7 +147,7 @@ def measure_untrained(run: Run):
         attach_p_hats(records, trials)
         state.records += records
         checkpoint.end_step(run)
-    # only counted: epoch 0 does not call env_pool.add
+    # these are only counted: nothing calls env_pool.add in epoch 0
     near_alpha = learnable_records(run, distinct(state.records), alpha)
     end_epoch(run, {"env_kept": len(near_alpha)}, alpha)
 
@@ -153,16 +156,17 @@ def measure_untrained(run: Run):
 
 
 def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
-    """Return a batch T_t, and one D_env record per task. The records have no p_hat yet.
+    """Return a batch T_t of tasks, and one D_env record per task, still without a p_hat.
 
-    The batch holds `variations` of each of `seed_tasks` seed tasks. Ready-made tasks have no
-    records.
+    The simulator writes --variations tasks for each of --seed-tasks seed tasks. The batch is
+    smaller if too many texts are invalid. A variant whose loop has no simulator gets ready-made
+    tasks, which have no records.
     """
     o = run.o
-    if o.variant not in ("genenv", "random"):  # static, teacher, base: no simulator in the loop
+    if o.variant not in ("genenv", "random"):  # static, teacher or base
         return draw_ready_made(run), []
     tasks, records = [], []
-    for _ in range(WRITE_ROUNDS):  # some texts are invalid: later rounds write the missing tasks
+    for _ in range(WRITE_ROUNDS):  # some texts are invalid: later rounds replace them
         missing = o.seed_tasks * o.variations - len(tasks)
         if not missing:
             break
@@ -176,15 +180,16 @@ def generate(run, alpha) -> tuple[list[Task], list[EnvRecord]]:
 
 
 def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list[EnvRecord]]:
-    """Ask the simulator for variations of each seed task, check them, and drop duplicates.
+    """Let the simulator vary each seed task; return the valid variations and their records.
 
-    Invalid texts are counted by reason and never imitated. batch: this step's tasks from earlier
-    rounds; a copy of one of them is a duplicate.
+    Invalid texts are counted by reason and never imitated. Duplicates are invalid, too. batch: the
+    tasks of this step's earlier rounds; a copy of one of them is a duplicate.
     """
     o, state, world = run.o, run.state, run.world
-    # a world may add something to a seed task, such as the tools to choose from, but keeps its id
+    # a world may add something to a seed task, such as the tools to choose from, but not change its
+    # id
     seed_tasks = [world.seed_for(task, run.rng) for task in seed_tasks]
-    # the context holds the recent success rate of the seed task, as in the paper
+    # as in the paper, the context contains the recent success rate of the seed task
     prompts = []
     for task in seed_tasks:
         p_hat = run.train_pool.recent_p_hat(task, state.epoch)
@@ -199,7 +204,7 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
     for w in written:
         prompt, response = w.rollout.prompt, w.rollout.response
         group = first_group + w.rollout.group
-        # include invalid texts, so that the KL shows a drift towards junk
+        # keep invalid texts, too: the KL, measured on all of these, then shows a drift towards junk
         state.env_rollouts.append(Rollout(group, prompt, response))
         if w.task is None:
             note_refused(run, seed_tasks[w.rollout.group], w.text, w.reason)
@@ -215,18 +220,19 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
 def fill_batch(run, tasks) -> list[Task]:
     """Top up the batch of new tasks with tasks replayed from D_train.
 
-    They keep earlier curricula from being forgotten; each is a base task with probability
-    --base-share. They also make up for invalid generations: the batch always has the same size.
+    Replay keeps the agent from forgetting earlier curricula. Each replayed task is a base task with
+    probability --base-share. There are enough of them to replace missing new tasks, too, so the
+    filled batch always has the same size.
     """
     size = round(run.o.seed_tasks * run.o.variations * (1 + REPLAY))
     return tasks + run.train_pool.sample(size - len(tasks), run.o.base_share, run.rng)
 
 
 def add_ready_made(run):
-    """Add the tasks that exist before training to D_train.
+    """Add to D_train the tasks that are made before training starts.
 
-    They are the teacher's tasks or, for GenEnv-Static, variations of every base task, written by
-    the untrained simulator.
+    These are the teacher's tasks or, for GenEnv-Static, variations of every base task that the
+    untrained simulator writes.
     """
     for task in run.teacher:
         run.train_pool.add(task, [], None)
@@ -236,7 +242,7 @@ def add_ready_made(run):
 
 
 def draw_ready_made(run) -> list[Task]:
-    """Draw a batch of ready-made tasks, including base tasks, for a variant without a simulator."""
+    """Draw a batch from all of D_train, base tasks included, for a variant without a simulator."""
     tasks = list(run.train_pool.tasks.values())
     picks = torch.randperm(len(tasks), generator=run.rng)[:run.o.seed_tasks * run.o.variations]
     return [tasks[i] for i in picks.tolist()]
@@ -263,7 +269,7 @@ def interact(run, tasks) -> list[Trial]:
 
 
 def trace_of(run, task, rollout, text) -> Trace:
-    """Score one attempt."""
+    """Score one attempt and return its Trace."""
     reward, valid, graded = attempt_score(run.world, task, rollout, text)  # Eq. 1: r
     truncated = bool(rollout.limit)
     return Trace(transcript(rollout, text), reward, valid, truncated, rollout.tokens, graded)
@@ -279,9 +285,9 @@ def add_attempts(run, trials):
 
 
 def update_agent(run, trials) -> dict:
-    """Make one GRPO update on a step's trials.
+    """Make one GRPO update on a step's trials, and return its statistics.
 
-    The reward is Eq. 1 unless --agent-reward names another; p_hat always uses Eq. 1.
+    The reward is Eq. 1 unless --agent-reward names another one. p_hat always uses Eq. 1.
     """
     o = run.o
     rollouts = [r for trial in trials for r in trial.rollouts]  # B*G, for B tasks
@@ -290,7 +296,7 @@ def update_agent(run, trials) -> dict:
     rewards = torch.tensor(rewards, dtype=torch.float32)  # (B, G)
     stats = grpo_update(run.policy, "agent", run.agent_optimizer, rollouts, rewards, o, run.rng)
     for trial in trials:
-        trial.rollouts = []  # GRPO is on-policy: no later update may use them
+        trial.rollouts = []  # GRPO is on-policy, so no later update may use them
     stats["agent_reward"] = float(rewards.mean())
     return stats
 
@@ -299,10 +305,10 @@ def update_agent(run, trials) -> dict:
 
 
 def attach_p_hats(records, trials):
-    """Give each D_env record of a step the p_hat of its task, of all variations of its seed task,
-    and of the whole batch."""
+    """Set the three success rates of each D_env record of a step: those of its task, of all
+    variations of its seed task, and of all new tasks of the step."""
     # The simulator may write a task that is already in D_train and that fill_batch has also drawn.
-    # That task was tried twice in this step, and the later measurement counts.
+    # Such a task has two trials in this step, and the later one counts.
     by_task = {trial.task.id: trial.p_hat for trial in trials}
     for r in records:
         r.p_hat = by_task[r.task_id]
@@ -312,8 +318,8 @@ def attach_p_hats(records, trials):
 
 
 def old_records(run) -> list[EnvRecord]:
-    """Return the imitable records of earlier epochs, one per task, except those whose tasks were
-    written again in this epoch."""
+    """Return the records of earlier epochs that may be imitated again: one per task, and none whose
+    task was written again in this epoch."""
     rewritten = {key for r in run.state.records for key in r.keys}
     old = distinct(run.env_pool.imitable(run.state.epoch))
     return [r for r in old if rewritten.isdisjoint(r.keys)]
@@ -322,7 +328,7 @@ def old_records(run) -> list[EnvRecord]:
 def learnable_records(run, records, alpha) -> list[EnvRecord]:
     """Return the records that the simulator may learn from: those in the band around alpha.
 
-    If the world sets imitate_once, tasks that an earlier epoch imitated are left out.
+    If the world sets imitate_once, leave out tasks that were imitated in an earlier epoch.
     """
     o, imitated = run.o, set(run.state.imitated)
     in_band = [r for r in records
@@ -331,15 +337,17 @@ def learnable_records(run, records, alpha) -> list[EnvRecord]:
 
 
 def update_environment(run, fresh, old) -> dict:
-    """Update the simulator once on the records inside the band, of this epoch and of D_env.
+    """Make one RWR update on the records in the band, and return its statistics.
 
-    A KL penalty keeps it near the initial simulator; a cap limits how far this update may move it.
+    fresh: the records of this epoch; old: those of D_env. A KL penalty keeps the simulator near
+    its initial state, and a cap limits how far this update may move it.
     """
     kl_sample = draw_kl_sample(run.state.env_rollouts, run.rng)
     stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o,
                        run.rng)
     records = [*fresh, *old]
-    if run.world.imitate_once:  # records that no step used may still be imitated later
+    # note only the records that a step used: the others may still be imitated in a later epoch
+    if run.world.imitate_once:
         run.state.imitated += [key for i in stats["env_imitated"] for key in records[i].keys]
     return stats
 
@@ -349,8 +357,10 @@ def update_environment(run, fresh, old) -> dict:
 
 
 def main(argv) -> int:
-    """Run `python genenv.py ARGV` and return the exit code: 0, 2 for a user's mistake, 128 + n
-    after signal n."""
+    """Run `python genenv.py ARGV` and return its exit code.
+
+    The code is 0 after success, 2 after a user's mistake, and 128 + n after signal n.
+    """
     return exit_code(lambda: train(*start(argv)))
 
 

@@ -1,22 +1,26 @@
 """Train the agent on G rollouts per task: GRPO by hand.
 
-Paper: the agent half of the dual update in Algorithm 1. Eq. 4 is the gradient it builds on; Prop.
-1 (Eq. 5) states that its mean square is largest where the success rate is 1/2. The paper gives no
-objective for GRPO: the clipped surrogate and the KL term below are the usual ones.
+Paper: the agent's half of the dual update in Algorithm 1. GRPO builds on the gradient of Eq. 4.
+Prop. 1 (Eq. 5) bounds the mean square of this gradient from both sides, and both bounds are largest
+where the success rate is 1/2. The paper gives no objective for GRPO: the clipped surrogate and the
+KL term below are the usual ones.
 
-Usage: genenv.py calls `grpo_update`; the functions above it are pure and can be read separately.
+Usage: genenv.py calls `grpo_update`. The functions above it are pure, and each can be read
+separately.
 
-Deviations: the token-level loss, the division by the standard deviation and k3 follow the official
-configuration (in the authors' repository). Its entropy bonus of 0.001 is off here (ENTROPY_BONUS)
-because the paper does not mention one. By default an update is a single optimiser step: the ratio
-is 1, nothing is clipped, and the loss is REINFORCE with advantages normalised by group, plus the KL
-term. Groups whose rewards are all equal are dropped *before* the forward pass: neither their KL nor
-their tokens count in the loss. The loss is normalised over the whole optimiser step, so
-micro-batching only changes memory use. Non-finite steps are skipped and counted.
+Deviations: the token-level loss, the division by the standard deviation and the KL estimator k3
+follow the official configuration (the authors' repository). Its entropy bonus of 0.001 is off here
+(ENTROPY_BONUS) because the paper does not mention one. By default an update is a single optimiser
+step. Its ratio is 1 everywhere, so nothing is clipped, and the loss is that of REINFORCE with
+advantages normalised within each group, plus the KL term. A group whose rewards are all equal gives
+no signal. It is dropped *before* the forward pass, so neither its KL nor its tokens count in the
+loss. The loss is normalised over the whole optimiser step, so the size of the micro-batches affects
+only memory and time. A step whose loss or gradient is not finite is skipped and counted.
 
-Shapes: B groups (a prompt and its G rollouts), N rollouts of a micro-batch (rows of its tensors),
-R response tokens. rewards (B, G); mask (N, R) bool; logp, old_logp, ref_logp (N, R): log-probs of
-the same tokens under the current policy, the policy that sampled them, and the untrained one.
+Shapes: B groups, each a prompt and its G rollouts; N rollouts in a micro-batch, one per row of its
+tensors; R response tokens. rewards (B, G); mask (N, R) bool; logp, old_logp, ref_logp (N, R): the
+log-probs of the same tokens under the current policy, the policy that sampled them, and the initial
+one, which is the reference of the KL term.
 """
 import math
 
@@ -24,28 +28,27 @@ import torch
 
 from model.packing import split_groups
 
-# the method's open choices, all made here
+# what the paper leaves open in GRPO is decided here
 CLIP = 0.2             # epsilon of the clipped surrogate
 SCALE = "std"          # std divides advantages by the group's standard deviation; none does not
-KL_ESTIMATOR = "k3"    # k1, k2 or k3, see token_kl; also for rwr.py's penalty, but never k1 there
+KL_ESTIMATOR = "k3"    # k1, k2 or k3, see token_kl; rwr.py's penalty uses it too, but never k1
 AGGREGATION = "token"  # average the loss over tokens (token) or over responses (sequence)
-ENTROPY_BONUS = 0.0    # weight of the entropy per token in the objective; officially 0.001
-STD_EPS = 1e-4         # rewards that differ by 1e-6 do not become advantages of about +-1
+ENTROPY_BONUS = 0.0    # weight of the entropy per token; 0.001 in the official configuration
+STD_EPS = 1e-4         # keeps rewards that differ by 1e-6 from becoming advantages of about +-1
 GRAD_CLIP = 1.0        # largest norm of a step's gradient, as in the official configuration
-CHECKED_GROUPS = 2     # groups on which sampler_mismatch compares sampler and scorer
+CHECKED_GROUPS = 2     # sampler_mismatch compares sampler and scorer on this many groups
 
 
 def group_advantages(rewards, scale: str = SCALE):
-    """Return advantages within each group: rewards (B, G) -> (B, G).
+    """Return the advantage of each rollout within its group: rewards (B, G) -> (B, G).
 
-    This is Eq. 4 with the group mean as baseline b, which for rewards 0 and 1 is p_hat. scale "std"
-    divides by the sample standard deviation (Bessel, G - 1) of the group, "none" does not. With
-    "std", rare successes on hard tasks weigh more: one success in G = 8 earns 2.47 instead of
-    0.875. Eq. 5 describes "none". With "std" every mixed group has the same sum of squares, G - 1,
-    so all that the success rate decides is how likely a group is to be mixed. G must be at least 2,
-    since a single rollout has no baseline.
+    This is r - b of Eq. 4. The baseline b is the group's mean reward, which is p_hat if all rewards
+    are 0 or 1. scale "std" also divides by the group's sample standard deviation (Bessel: G - 1);
+    "none" does not. With "std" a rare success on a hard task weighs more: one success in G = 8
+    earns 2.47 instead of 0.875. Eq. 5 describes "none". With "std" the squared advantages of every
+    mixed group sum to G - 1. The success rate then decides only how likely a group is to be mixed.
+    G must be at least 2, since a single rollout has no baseline.
     """
-    # the group's own mean is the baseline: no value network is needed
     advantages = rewards - rewards.mean(dim=1, keepdim=True)  # Eq. 4: r - b
     if scale == "std":
         advantages = advantages / (rewards.std(dim=1, keepdim=True) + STD_EPS)
@@ -57,23 +60,24 @@ def group_advantages(rewards, scale: str = SCALE):
 def has_signal(rewards):
     """Return whether the rewards of each group differ: (B, G) -> (B,) bool.
 
-    The range decides, not the standard deviation, which rounding may keep above 0.
+    The test uses the range and not the standard deviation, because rounding may make the latter
+    positive even for equal rewards.
     """
     return (rewards.max(dim=1).values - rewards.min(dim=1).values) > 1e-6
 
 
 def token_kl(logp, ref_logp, kind: str = KL_ESTIMATOR):
-    """Estimate KL(pi || ref) per token, from tokens sampled by pi: (N, R) -> (N, R).
+    """Estimate KL(pi || ref) per token, on tokens that pi sampled: (N, R) -> (N, R).
 
-    This is the only definition of the KL estimators; rwr.py uses it, too. As *values* all three
-    estimate the KL; as *losses* they differ:
+    kind: k1, k2 or k3, defined only here; rwr.py uses them, too. As *values* all three estimate the
+    KL, but as *losses* they differ:
       k1  log pi/ref            unbiased, can be negative; its expected gradient is exactly zero
-      k2  (log pi/ref)^2 / 2    its expected gradient, E_pi[log pi/ref  grad log pi], is that of the
-                                reverse KL(pi || ref)
+      k2  (log pi/ref)^2 / 2    biased, never negative; its expected gradient,
+                                E_pi[log pi/ref  grad log pi], is that of the reverse KL(pi || ref)
       k3  ref/pi - 1 - log ref/pi   unbiased, never negative; its expected gradient,
                                 E_pi[(1 - ref/pi) grad log pi], is that of the forward KL(ref || pi)
-    All use only the log-prob of the sampled token, so they leave out the effect of a token on later
-    ones (a partial gradient). tests/test_grpo.py checks these three gradients on a tabular policy.
+    Each gradient is partial: it leaves out how a token changes the KL of the tokens after it.
+    tests/test_grpo.py checks the three gradients on a tabular policy.
     """
     log_ratio = logp - ref_logp
     if kind == "k1":
@@ -88,20 +92,21 @@ def token_kl(logp, ref_logp, kind: str = KL_ESTIMATOR):
 def surrogate(logp, old_logp, advantages, clip: float = CLIP):
     """Return the clipped policy-gradient loss per token, (N, R); advantages (N,), one per rollout.
 
-    At the first step after sampling the ratio is exactly 1 and the gradient is that of Eq. 4.
+    At the first step after sampling the ratio is exactly 1. The gradient is then that of Eq. 4,
+    with the advantage instead of r - b.
     """
     ratio = (logp - old_logp).exp()  # (N, R), 1 everywhere while pi is still pi_old
     a = advantages[:, None]
-    # the smaller of the two is a pessimistic bound: moving a token beyond the clip gains nothing
+    # take the smaller of the two: then moving a token's ratio beyond the clip gains nothing
     return -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
 
 
 def aggregate(per_token, mask, tokens: int, rows: int, aggregation: str = AGGREGATION):
-    """Reduce masked per-token values (N, R) to this micro-batch's share of the step's mean.
+    """Reduce masked per-token values (N, R) to what this micro-batch adds to the step's mean.
 
-    tokens, rows: how many response tokens and responses the *whole optimiser step* has, not the
-    micro-batch. "token": every token counts equally. "sequence": every response counts equally,
-    regardless of its length, as in the first GRPO paper.
+    tokens, rows: the numbers of response tokens and of responses in the *whole optimiser step*, not
+    in the micro-batch. With "token", every token counts equally. With "sequence", every response
+    counts equally, regardless of its length, as in the first GRPO paper.
     """
     if aggregation == "token":
         return (per_token * mask).sum() / max(tokens, 1)
@@ -116,15 +121,17 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, kl_co
     """Return the GRPO loss of one micro-batch, and its statistics.
 
     advantages (N,), one per rollout; tokens, rows: see aggregate. Loss and statistics are already
-    divided by the step's totals, so sum them over micro-batches. The statistics are means per
-    token: kl, by the estimator that the loss uses, and clip_fraction.
+    divided by the step's totals, so the sum over micro-batches is the value of the step. The
+    statistics are means per token: kl, by the loss's own estimator, and clip_fraction, the share of
+    tokens whose ratio is outside the clip.
     """
     policy_term = surrogate(logp, old_logp, advantages, clip)  # clipped surrogate, contains Eq. 4
     kl_term = token_kl(logp, ref_logp, kl_estimator)           # KL to the initial policy
     per_token = policy_term + kl_coef * kl_term
     if ENTROPY_BONUS:
-        # The full logits are not kept. In expectation over sampled tokens the gradient of this term
-        # is E[log pi grad log pi] = -grad H: minimising it raises the entropy H.
+        # The entropy H itself would need all logits, which are not kept. In expectation over the
+        # sampled tokens, the gradient of this term is E[log pi grad log pi] = -grad H, so
+        # minimising it raises H.
         per_token = per_token + ENTROPY_BONUS * logp.detach() * logp
     loss = aggregate(per_token, mask, tokens, rows, aggregation)
     clipped = ((logp - old_logp).exp() - 1).abs() > clip
@@ -137,16 +144,17 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, kl_co
 
 
 def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None) -> dict:
-    """Train one adapter on a batch of groups. Groups without signal cost no forward pass.
+    """Train one adapter on a batch of groups, and return statistics of the update.
 
-    rollouts: B groups of G Rollouts, group after group; rewards (B, G): theirs, in the same order.
-    o: Options, of which temperature, agent_kl, mini_batch and token_budget are read. generator:
-    shuffles the groups if there are several steps. An empty batch changes nothing.
+    rollouts: B groups of G Rollouts, group after group. rewards (B, G): their rewards in the same
+    order. o: Options, of which temperature, agent_kl, mini_batch and token_budget are read.
+    generator: shuffles the groups if there are several steps. Groups without signal cost no forward
+    pass. If no group has one, nothing changes.
 
-    Return zero_variance (fraction of groups without signal); kl (to the initial policy, nats per
-    token), clip_fraction and grad_norm (before clipping), each a mean over the steps taken;
-    trained_tokens (summed over those steps); skipped_steps (not finite); mismatch, see
-    sampler_mismatch. What was not measured is None.
+    The statistics are zero_variance (the share of groups without signal); kl (to the initial
+    policy, in nats per token), clip_fraction and grad_norm (before clipping), each a mean over the
+    steps taken; trained_tokens (a sum over those steps); skipped_steps (those that were not
+    finite); mismatch (see sampler_mismatch). What was not measured is None.
     """
     stats = {
         "zero_variance": 1.0,
@@ -159,9 +167,9 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     }
     if not rollouts or not has_signal(rewards).any():
         return stats
-    mixed = has_signal(rewards)  # (B,); from here on B counts the mixed groups only
+    mixed = has_signal(rewards)  # (B,); from here on, B is the number of mixed groups
     B, G = int(mixed.sum()), rewards.shape[1]
-    is_mixed = mixed.repeat_interleave(G).tolist()  # whether its group is mixed
+    is_mixed = mixed.repeat_interleave(G).tolist()  # for each rollout, whether its group is mixed
     rollouts = [r for r, keep in zip(rollouts, is_mixed, strict=True) if keep]
     advantages = group_advantages(rewards[mixed]).flatten()  # Eq. 4: (B*G,), one per rollout
     steps = plan_steps(B, G, o.mini_batch or B, generator)
@@ -170,14 +178,15 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
         with policy.use(None):
             ref = response_logps(policy, rollouts, o)
         stats["mismatch"] = sampler_mismatch(policy, rollouts[:CHECKED_GROUPS * G], o)
-        # A single step (--mini-batch 0, the default) is taken by the policy that sampled: it needs
-        # no old log-probs, its ratio is 1 and nothing is clipped. For several steps all rollouts
-        # are scored before the first, in the same micro-batches as in training: in bf16 a different
-        # batch gives slightly different numbers, so the ratio would not start at 1.
+        # If there is a single step (--mini-batch 0, the default), the policy is still the one that
+        # sampled. The step needs no old log-probs: its ratio is 1 and nothing is clipped. If there
+        # are several, all rollouts are scored before the first one. This uses the micro-batches of
+        # training: in bf16 another batch gives slightly different numbers, and the ratio would not
+        # start at 1.
         old = [None] * len(steps)
         if len(steps) > 1:
             old = [response_logps(policy, [rollouts[i] for i in step], o) for step in steps]
-        step_stats = []  # statistics of each step
+        step_stats = []  # one dict per step taken
         for step, old_logps in zip(steps, old, strict=True):
             result = _grpo_step(policy, adapter, optimizer, [rollouts[i] for i in step],
                                 advantages[step], [ref[i] for i in step], old_logps, o)
@@ -188,18 +197,18 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     if step_stats:
         for key in step_stats[0]:
             stats[key] = sum(step[key] for step in step_stats) / len(step_stats)
-    # a sum, unlike the means above
+    # the loop has averaged this one, too, but it is a sum
     stats["trained_tokens"] = sum(step["trained_tokens"] for step in step_stats)
     stats["zero_variance"] = 1 - B / len(mixed)
     return stats
 
 
 def plan_steps(B, G, size, generator) -> list:
-    """Plan one pass over B groups: for each optimiser step the indices of its rollouts, ascending.
+    """Divide B groups into optimiser steps; return the rollout indices of each step, ascending.
 
-    A step has at most `size` groups, and the sizes of steps differ by at most one. How far AdamW
-    moves the adapter does not depend on the size of the gradient: a leftover step of one group
-    would move it as far as a step of sixteen. Groups are shuffled if there are several steps.
+    A step has at most `size` groups, and the sizes of any two steps differ by at most one. How far
+    AdamW moves the adapter does not depend on the size of the gradient, so a leftover step of one
+    group would move it as far as a step of sixteen. Groups are shuffled if there are several steps.
     """
     order = torch.arange(B)
     if size < B:
@@ -209,11 +218,11 @@ def plan_steps(B, G, size, generator) -> list:
 
 
 def score_in_parts(policy, rollouts, o):
-    """Yield micro-batches under o.token_budget: (indices of N rollouts, log-probs (N, R), mask
-    (N, R)).
+    """Score rollouts in micro-batches under o.token_budget, and yield for each one the indices of
+    its N rollouts, their log-probs (N, R) and their mask (N, R).
 
-    The log-probs are those of Policy.logprobs, under the active adapter. Call their `backward`
-    before the next part is scored, so that only one part's activations are held at a time.
+    The log-probs are those of Policy.logprobs, under the active adapter. Run the backward pass of
+    each micro-batch before asking for the next, so that only one holds its activations at a time.
     """
     for micro in split_groups(rollouts, o.token_budget):
         logp, mask = policy.logprobs([rollouts[i] for i in micro], o.temperature)
@@ -221,10 +230,10 @@ def score_in_parts(policy, rollouts, o):
 
 
 def response_logps(policy, rollouts, o) -> list:
-    """Return the log-probs of each rollout, without gradient: a tensor (R,), 0 at tokens that were
-    read, not sampled.
+    """Return one tensor of log-probs (R,) per rollout, without gradient.
 
-    This uses the same code as training and, for the same rollouts, the same micro-batches.
+    It is 0 at a token that was not drawn, such as those of an episode's observations. Scoring uses
+    the code of training and, for the same rollouts, the same micro-batches.
     """
     out = [None] * len(rollouts)
     with torch.no_grad():
@@ -235,10 +244,11 @@ def response_logps(policy, rollouts, o) -> list:
 
 
 def sampler_mismatch(policy, rollouts, o) -> float | None:
-    """Return how much the log-probs of sampler and scorer differ: the mean absolute difference over
-    sampled tokens, in nats. None if the rollouts were not sampled.
+    """Return the mean absolute difference, in nats, between the log-probs that sampling stored and
+    those that scoring computes, over sampled tokens.
 
-    Both compute the same policy with different code: a large value means that one is wrong.
+    Both come from the same policy but from different code, so a large value means that one of them
+    is wrong. Return None if the rollouts were not sampled.
     """
     if not rollouts[0].logps:
         return None
@@ -253,10 +263,10 @@ def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
     """Take one optimiser step over all micro-batches of `rollouts`.
 
     advantages: one per rollout; ref, old: log-probs as `response_logps` returns them. If old is
-    None, this step's own log-probs, detached, are used instead. Return the step's statistics, or
-    None if it was not finite and therefore skipped.
+    None, the step uses its own log-probs, detached, instead. Return the step's statistics, or None
+    if it was not finite and therefore skipped.
     """
-    # one denominator for the whole step, because micro-batches must not change what is optimised
+    # the whole step has one denominator, because micro-batches must not change what is optimised
     tokens = sum(r.tokens for r in rollouts)
     optimizer.zero_grad(set_to_none=True)
     parts = []
@@ -267,7 +277,7 @@ def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
                                 len(rollouts), kl_coef=o.agent_kl)
         loss.backward()
         parts.append({**stats, "loss": loss.detach()})
-    # statistics stay on the device until here: reading one earlier would make the host wait
+    # read the statistics only now: reading one from a GPU inside the loop would make the host wait
     total = {key: float(sum(part[key] for part in parts)) for key in parts[0]}
     norm, finite = finite_step(policy.params[adapter], optimizer, total.pop("loss"))
     if not finite:
@@ -278,11 +288,11 @@ def _grpo_step(policy, adapter, optimizer, rollouts, advantages, ref, old, o):
 def finite_step(params, optimizer, loss):
     """Clip one adapter's gradient and take a step, unless the gradient or the loss is not finite.
 
-    loss: the step's, a number. Return (gradient norm before clipping, whether the step was taken).
-    A skipped step leaves the weights and the optimiser's state as they were, bit for bit, because a
-    single NaN would otherwise stay in both forever.
+    loss: the loss of the step, as a number. Return (gradient norm before clipping, whether the step
+    was taken). A skipped step leaves the weights and the optimiser's state as they were, bit for
+    bit. If it were taken, a single NaN would stay in both forever.
     """
-    # over this adapter's parameters only; the other adapter has no gradient here
+    # params are those of one adapter; the other one has no gradient here
     norm = float(torch.nn.utils.clip_grad_norm_(params, GRAD_CLIP))
     ok = math.isfinite(norm) and math.isfinite(loss)
     if ok:
@@ -293,5 +303,5 @@ def finite_step(params, optimizer, loss):
 
 
 def pad_rows(rows):
-    """Pad a list of (R_i,) tensors with zeros -> (N, R)."""
+    """Pad N tensors (R_i,) with zeros on the right -> (N, R)."""
     return torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)

@@ -1,16 +1,16 @@
 """Do step 1 of Algorithm 1: turn the simulator's texts into tasks, and let the agent attempt them.
 
-Paper: "generate and interact". The simulator's text is parsed and checked before the agent attempts
-it. An attempt is e = (task, trajectory, a', r), and Eq. 1 scores it.
+Paper: "generate and interact". The simulator's texts are parsed and checked before the agent
+attempts the tasks. An attempt is e = (task, trajectory, a', r), where r is Eq. 1.
 
 Usage: genenv.py calls `read_written` on what the simulator wrote, `play` on the resulting tasks,
-and `attempt_score` on each attempt. A world (worlds/) knows the domain: how a text is parsed, what
-the agent is asked, how an answer is scored.
+and `attempt_score` on each attempt. A world (worlds/) knows the domain: how to parse a text, what
+to ask the agent, and how to score an answer.
 
-Deviations: the paper does not say how written tasks are checked. Here a task must not be a copy of
-its seed, a held-out task, or a duplicate in its batch (see `check_task` and `read_written`).
-Control tokens such as <|im_start|> disappear in decoding, so no checker can see them. An attempt
-with one earns nothing, like one that was cut off.
+Deviations: the paper does not say how written tasks are checked. Here a task is refused if it is a
+copy of its seed task, a held-out task or a duplicate in its batch, or for one of the other reasons
+in the functions below. Control tokens such as <|im_start|> disappear in decoding, so no checker can
+see them. An attempt that contains one earns nothing, like an attempt that was cut off.
 """
 from dataclasses import dataclass, replace
 
@@ -25,20 +25,20 @@ from worlds import NO_SEED, InvalidTask, special_token_in, task_keys
 
 @dataclass
 class Written:
-    """Hold a text that the simulator wrote, and the task that it describes."""
+    """Hold a text that the simulator wrote, and the task that it describes, if it is valid."""
     rollout: Rollout
     text: str
     task: Task | None = None  # None: the text is not a valid task
-    reason: str = ""          # why the text was refused
+    reason: str = ""          # if so, why it was refused
 
 
 def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,
                  batch=()) -> list[Written]:
     """Parse and check what the simulator wrote; return one Written per rollout.
 
-    policies: the simulator's, then the agent's if it is a different one. rollouts: the group of
-    each is the index of its seed task. held_out: keys of the held-out tasks. batch: the tasks
-    already in the batch.
+    policies: the simulator's, then the agent's if it is a different one. rollouts: what the
+    simulator wrote; the group of each is the index of its seed task. held_out: keys of the held-out
+    tasks. batch: tasks that the batch has already.
     """
     seen = {key for task in batch for key in task_keys(world, task)}
     written = []
@@ -47,8 +47,8 @@ def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,
         seed_task = seed_tasks[rollout.group]
         try:
             task = parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out)
-            # Not in the paper: a task counts once in a batch, however often it was written.
-            # Otherwise RWR would reinforce the simulator's most frequent outputs.
+            # Not in the paper: a task enters a batch only once, however often it was written.
+            # Otherwise RWR would reinforce whatever the simulator writes most often.
             if seen & task_keys(world, task):
                 raise InvalidTask("duplicate in the batch")
         except InvalidTask as reason:
@@ -60,16 +60,16 @@ def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,
 
 
 def parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out) -> Task:
-    """Return the task that a generation describes. Otherwise raise InvalidTask; its message is the
-    reason, which is counted."""
+    """Return the task that a generation describes, or raise InvalidTask, whose message is the
+    reason."""
     if rollout.limit:
         raise InvalidTask("truncated")
     if policies[0].has_control_tokens(rollout.response):
         raise InvalidTask("special tokens")
     task = world.parse_task(text, seed_task, epoch)
     check_task(world, task, seed_task, held_out, *(policy.tokenizer for policy in policies))
-    # Both prompts that contain the task must fit the limit: the agent's, and the simulator's with
-    # this task as the seed (0.5 stands in for its p_hat).
+    # Two prompts will contain the task: the agent's, and the simulator's once this is its seed
+    # task. Both must fit the limit. The latter also states p_hat, for which 0.5 is a placeholder.
     prompts = world.agent_prompt(task), world.env_prompt(task, 0.5)
     for policy in policies:
         longest = max(len(policy.encode(prompt)) for prompt in prompts)
@@ -79,7 +79,7 @@ def parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out)
 
 
 def check_task(world, task, seed_task, held_out, *tokenizers):
-    """Raise InvalidTask unless a task that parse_task returned may be used.
+    """Raise InvalidTask unless a task that the world has parsed may be used.
 
     held_out: the keys of held-out tasks. tokenizers: those of the models that will read the task.
     The reason is one of the three below, or what the world's `leaks` returns.
@@ -89,7 +89,7 @@ def check_task(world, task, seed_task, held_out, *tokenizers):
         raise InvalidTask("copy of the seed")
     if keys & held_out:
         raise InvalidTask("held-out task")
-    # a text with special tokens could close the user's turn and continue as the assistant
+    # a task with special tokens could end the user's turn and continue as the assistant
     if any(special_token_in(task, tokenizer) for tokenizer in tokenizers):
         raise InvalidTask("special tokens")
     leak = world.leaks(task)
@@ -100,15 +100,14 @@ def check_task(world, task, seed_task, held_out, *tokenizers):
 def read_teacher(world, path, held_out=frozenset()) -> list:
     """Return the tasks in a teacher's JSONL file.
 
-    The field "text" of a record has the form in which the simulator would write the task. Raise
-    UserError naming a record that is not a task of the world or is a held-out one, or a file
-    without tasks.
+    The field "text" of a record must be what the simulator would write. Raise UserError if the file
+    holds no tasks, or if a record is not a task of this world or may not be used (see check_task).
     """
     tasks = []
     for n, record in enumerate(read_jsonl(path), 1):
         try:
             task = world.parse_task(str(record.get("text")), NO_SEED, 0)
-            # without tokenizers: prepare_run looks for special tokens once the models are loaded
+            # no tokenizers yet: build_run looks for special tokens once the models are loaded
             check_task(world, task, NO_SEED, held_out)
         except InvalidTask as reason:
             raise UserError(f"{path}, record {n}: {reason}") from None
@@ -123,13 +122,13 @@ def read_teacher(world, path, held_out=frozenset()) -> list:
 
 
 def play(world, o, policy, adapter, tasks, G, temperature, generator):
-    """Let the agent attempt every task G times; return (rollouts, texts) in the tasks' order.
+    """Let the agent attempt every task G times; return (rollouts, texts), G for each task in turn.
 
-    A text is the decoded response. For an episode it is the list of the agent's turns and the
-    world's observations, starting with a turn.
+    A text is the decoded response. For an episode it is the list turn, observation, turn, ... of
+    what the agent and the world wrote.
     """
     prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
-    # a world plays episodes for all of its tasks, or for none
+    # either all tasks of a world are episodes, or none is
     if all(world.start(task) is None for task in tasks):
         rollouts = policy.sample(adapter, prompts, G, o.max_response_tokens, temperature, generator,
                                  max_rows=o.max_rows)
@@ -149,8 +148,8 @@ def play(world, o, policy, adapter, tasks, G, temperature, generator):
 class Episodes:
     """Play the world's side of G episodes for each task.
 
-    texts: for each rollout the list turn, observation, turn, ...; spoilt: indices of the rollouts
-    in which the policy drew a control token.
+    texts: for each rollout, the list turn, observation, turn, ... so far. spoilt: the indices of
+    rollouts in which the policy drew a control token; this ends the episode.
     """
 
     def __init__(self, world, policy, tasks, G):
@@ -161,8 +160,8 @@ class Episodes:
         self.spoilt = []
 
     def respond(self, i, ids):
-        """Return the ids of the observation that follows a turn of rollout i, or None if the
-        episode is over. ids: the turn's."""
+        """Return the ids of the world's observation after a turn of rollout i, or None if the
+        episode is over. ids: those of the turn."""
         turn = self.policy.decode(ids)
         self.texts[i].append(turn)
         if self.policy.has_control_tokens(ids):
@@ -176,26 +175,28 @@ class Episodes:
 
 
 def attempt_score(world, task, rollout, text):
-    """Score one attempt from `play`: return its reward, whether it is well-formed, and the reward
+    """Score one attempt from `play`: return its reward (Eq. 1), whether it is valid, and its reward
     with partial credit.
 
-    Eq. 1 is 1[a' = a] if the target action a is structured, such as a call, else sim(a', a). The
-    world decides which of the two applies, and when two actions are equal.
+    Eq. 1 is 1[a' = a] if the target action a is structured, such as a call, and otherwise
+    sim(a', a). The world decides which of the two applies, and when two actions are equal.
     """
     # in an episode only the agent's turns are scored
     response = text if isinstance(text, str) else text[::2]
     reward, valid = world.score(task, response)  # Eq. 1
     checked(world.score, reward, 0, 1)  # raises UserError outside [0, 1]
-    # An attempt that ran into a limit earns nothing. An episode that ran out of turns is still
-    # valid if its turns were well-formed, so D_train keeps it.
+    # An attempt that ran into a limit earns nothing and is not valid. The exception: an episode
+    # that ran out of turns remains valid if its turns were well-formed, so D_train keeps it.
     if rollout.limit:
         return 0.0, valid and rollout.limit == "too many turns", 0.0
     return reward, valid, world.graded(task, response, reward)
 
 
 def transcript(rollout, text) -> str:
-    """Return an attempt for a person to read: the response, or an episode line by line, with "> "
-    before each turn."""
+    """Return an attempt for people to read: the response, or an episode with "> " before each turn.
+
+    An episode that ran into a limit ends with the limit in parentheses.
+    """
     if isinstance(text, str):
         return text
     lines = list(text)

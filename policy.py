@@ -1,26 +1,26 @@
 """Hold both policies: one frozen base model, two LoRA adapters, and the reference policy for free.
 
-Paper: pi_agent and pi_env of Algorithm 1, "both initialised from the same instruct model". Here
-they *are* the same model: adapter "agent", adapter "env", and with both switched off the initial
-policy, which is the reference of every KL term. (With --env-model there are two Policies with one
-adapter each.)
+Paper: pi_agent and pi_env of Algorithm 1, both initialised from the same instruct model. Here they
+*are* the same model, once with the adapter "agent", once with the adapter "env". With both adapters
+switched off, it is the initial policy, the reference of every KL term. (With --env-model there are
+two Policies with one adapter each.)
 
-Usage: genenv.py, grpo.py, rwr.py and eval/ call it.
+Usage: whoever samples from a model or scores text with it does so through a Policy.
 
     policy = Policy.load("Qwen/Qwen2.5-7B-Instruct", quant="nf4")
     rollouts = policy.sample("agent", [policy.encode("2+2=")], G=8)
     with policy.use("agent"):
         logp, mask = policy.logprobs(rollouts)
 
-Read `plain_logprobs` first. `logprobs` returns the same numbers, and is what runs.
+Read `plain_logprobs` first. Training uses `logprobs`, which returns the same numbers at less cost.
 
-Deviations: G rollouts of one prompt are *one row* of the batch, both in sampling and in training.
+Deviations: the G rollouts of a prompt are *one row* of the batch, both in sampling and in training.
 The prompt is encoded once, its keys and values are stored once, and a mask lets each rollout see
 only the prompt and itself. A group costs P + G*R tokens; repeating the prompt would cost G*(P + R).
-model/packing.py lays out the rows, model/decoding.py draws tokens.
+model/packing.py lays out the rows, and model/decoding.py draws the tokens.
 
-Shapes: B prompts (groups), G rollouts of each, P prompt tokens, R response tokens (at most T), V
-vocabulary, D hidden size, N responses of a micro-batch, L tokens of a row, M predicted tokens.
+Shapes: B prompts (groups), G rollouts of each, P prompt tokens, R response tokens, V vocabulary, D
+hidden size, N responses in a micro-batch, L tokens of a row, M predicted tokens.
 """
 import json
 from contextlib import contextmanager
@@ -43,29 +43,31 @@ from model.packing import by_group, pack
 
 @dataclass
 class Rollout:
-    """Hold a response to a prompt as token ids: sampled text is never tokenised again."""
-    group: int                # rollouts of one group are neighbours and share their prompt
+    """Hold a prompt and a response as token ids, so that sampled text is never tokenised again."""
+    group: int                # the rollouts of a group are neighbours and share a prompt
     prompt: list[int]         # (P,) ids
-    response: list[int]       # (R,) ids, the terminal EOS included unless a length limit cut it
+    response: list[int]       # (R,) ids, with the final EOS unless a limit cut the response off
     # (R,) log-probs at the sampling temperature, 0 where no token was drawn; empty if the response
     # was not sampled
     logps: list[float] = ()
-    # "" if it ended by itself, else "too many tokens", "too many turns" or "special tokens"
+    # why the response was cut off: "too many tokens", "too many turns", "turn too long" or "special
+    # tokens"; "" if it ended by itself
     limit: str = ""
-    # (R,) whether the policy drew each token; the others are observations. None: all drawn
+    # (R,) whether the policy drew each token; the others are an episode's observations. None means
+    # that it drew all of them
     drawn: list[bool] | None = None
 
     @property
     def tokens(self) -> int:
-        """Count the tokens that the policy drew: those that are trained on."""
+        """Return how many tokens the policy drew: only these are trained on."""
         return sum(self.drawn) if self.drawn else len(self.response)
 
 
 def token_logprobs(hidden, head, target, temperature: float):
-    """Return log pi(target) from hidden states, without ever holding many logits.
+    """Return log pi(target) from hidden states, in chunks, so that few logits exist at a time.
 
-    hidden (M, D), target (M,) -> (M,) fp32, differentiable. Temperature divides the logits exactly
-    as in sampling; otherwise the scored policy would not be the one that acted.
+    hidden (M, D), target (M,) -> (M,) fp32, differentiable. The temperature divides the logits as
+    in sampling; otherwise the scored policy would not be the one that acted.
     """
     def chunk_logprobs(h, y):
         logits = head(h).float()  # (chunk, V), fp32: bf16 log-softmax is noise
@@ -75,7 +77,7 @@ def token_logprobs(hidden, head, target, temperature: float):
 
     score = chunk_logprobs
     if len(target) * len(head.weight) > KEPT_LOGITS:  # M * V
-        # the backward pass computes each chunk again
+        # keep no logits: the backward pass computes those of each chunk again
         score = partial(checkpoint, chunk_logprobs, use_reentrant=False, preserve_rng_state=False)
     chunks = zip(hidden.split(LOGIT_CHUNK), target.split(LOGIT_CHUNK))
     return torch.cat([score(h, y) for h, y in chunks])
@@ -86,9 +88,10 @@ def token_logprobs(hidden, head, target, temperature: float):
 
 
 class Policy(Chat):
-    """Wrap a frozen causal language model with named LoRA adapters; model/chat.py handles its text.
+    """Wrap a frozen causal language model with named LoRA adapters. The base class, Chat, converts
+    between text and token ids.
 
-    active: name of the active adapter, None for the bare base (= the reference policy).
+    active: name of the active adapter; None for the base alone, which is the reference policy.
     params: {adapter: its parameters}, gathered once by name. Optimisers are built from these lists
     and never from requires_grad, which PEFT changes whenever adapters are switched.
     """
@@ -97,17 +100,20 @@ class Policy(Chat):
                  adapter_folder=None, chat_template_kwargs=None):
         """Wrap a transformers causal LM; the other arguments are those of `load`.
 
-        Adapters start with B = 0, so that pi equals the reference; one read from adapter_folder
-        does not. Raise UserError if the model has no token that ends a response.
+        A new adapter starts with B = 0, so its policy equals the reference; one that is read from
+        adapter_folder does not. Raise UserError if the model has no token that ends a response.
         """
         self.active = None
         self.source = ""  # the folder or hub name that it was loaded from
-        self.slot_steps = 0  # tokens for which its rollouts had room, counted by model/decoding.py
+        # for how many tokens decoding has had room: its slots, summed over its steps. A finished
+        # rollout may hold a slot for a while (model/decoding.py).
+        self.slot_steps = 0
         model.requires_grad_(False)
         self.model = add_adapters(model, adapters, rank, seed, adapter_folder).eval()
-        self.lm = self.model.get_base_model() if adapters else model  # head + decoder, LoRA inside
-        # our attention (model/attention.py): the G responses in a row see the prompt and
-        # themselves, not each other
+        # the transformers model itself, with LoRA inside its layers
+        self.lm = self.model.get_base_model() if adapters else model
+        # in our attention (model/attention.py), each of the G responses in a row sees the prompt
+        # and itself, but no other response
         self.lm.set_attn_implementation("prompt_once")
         patch(self.model)
         self.lora_layers = [m for m in self.model.modules() if is_plain_lora(m)]
@@ -124,21 +130,22 @@ class Policy(Chat):
     def load(cls, model: str, adapters=("agent", "env"), rank=16, quant=None, dtype="auto",
              device=None, seed=0, adapter_folder=None, chat_template_kwargs=None,
              max_tokens=None) -> "Policy":
-        """Load a local folder or hub name. Raise UserError with a one-line message if it cannot be
-        loaded.
+        """Load a model from a local folder or by its hub name. Raise UserError if that fails.
 
-        quant: None or "nf4" (4-bit base, double quantisation, bf16 compute on a GPU). device: None
-        = a GPU if there is one. adapter_folder: a folder written by `save_adapters`, from which the
-        first adapter is initialised. chat_template_kwargs: arguments of the chat template besides
-        the messages, such as {"enable_thinking": False}; a "date" (ISO) replaces today's date.
-        max_tokens: the most that a prompt and its response will have together; None: unknown.
+        rank, seed: those of new adapters. quant: None, or "nf4" for a 4-bit base with double
+        quantisation. dtype: "auto", "bf16" or "fp32", see model.loading.choose_dtype. device: None
+        means a GPU if there is one. adapter_folder: the PEFT folder of a saved LoRA adapter, from
+        which the first adapter is read. chat_template_kwargs: arguments of the chat template
+        besides the messages, such as {"enable_thinking": False}; a "date" (ISO) replaces today's
+        date. max_tokens: how many tokens a prompt and its response may have together; None if
+        unknown.
         """
         if adapter_folder:
             check_base(adapter_folder, model)
         lm, tokenizer = load_model(model, quant, dtype, device, max_tokens)
         with one_line(model):  # a model's own code may raise anything
             policy = cls(lm, tokenizer, adapters, rank, seed, adapter_folder, chat_template_kwargs)
-            if tokenizer.chat_template:  # the built-in worlds' models have none and need no check
+            if tokenizer.chat_template:  # the worlds' own tiny models have none and need no check
                 check_paths(policy, max_tokens)
         policy.source = model
         return policy
@@ -146,15 +153,15 @@ class Policy(Chat):
     # ---- adapters
 
     def _activate(self, adapter):
-        """Activate one adapter (or none), and keep gradients enabled for every adapter."""
+        """Activate one adapter, or none, and keep gradients enabled for all adapters."""
         if self.params:
             if adapter is None:
                 self.model.base_model.disable_adapter_layers()
             else:
                 self.model.base_model.enable_adapter_layers()
                 self.model.set_adapter(adapter)
-            # PEFT freezes the inactive adapter. A switch between a forward pass and its backward
-            # pass would silently lose the gradient.
+            # PEFT freezes the inactive adapters. Without the following lines, a switch between a
+            # forward pass and its backward pass would silently lose the gradient.
             for params in self.params.values():
                 for p in params:
                     p.requires_grad_(True)
@@ -165,7 +172,7 @@ class Policy(Chat):
         """Activate an adapter within `with policy.use("agent")`, and restore the previous one
         afterwards, even after an error.
 
-        Run a backward pass inside, too: gradient checkpointing runs the forward pass again.
+        Run the backward pass inside as well: gradient checkpointing repeats the forward pass there.
         """
         if adapter is not None and adapter not in self.params:
             raise ValueError(f"no adapter {adapter!r}; there are {sorted(self.params)}")
@@ -178,10 +185,10 @@ class Policy(Chat):
 
     @contextmanager
     def _cast_once(self, adapter):
-        """Keep the adapter's weights ready in the dtype of the activations, inside the block.
+        """Keep copies of the adapter's weights in the dtype of the activations, inside the block.
 
-        This is for decoding, which calls each layer once per token. The copies pass no gradient and
-        do not see the optimiser's steps, so they are dropped at the end.
+        They save decoding, which calls each layer once per token, from casting every time. They
+        pass no gradient on and do not follow the optimiser's steps, so they are dropped at the end.
         """
         dtype = self.lm.get_input_embeddings().weight.dtype
         for layer in self.lora_layers:
@@ -193,14 +200,15 @@ class Policy(Chat):
                 layer.cast = None
 
     def optimizer(self, adapter, lr: float):
-        """Return an AdamW over exactly the parameters of one adapter."""
+        """Return an AdamW optimiser of exactly one adapter's parameters."""
         return torch.optim.AdamW(self.params[adapter], lr=lr, weight_decay=0.0)
 
     def save_adapters(self, folder):
         """Write each adapter to folder/NAME, from which PeftModel.from_pretrained(base,
         folder/NAME) can load it."""
-        # No adapter touches the vocabulary, so PEFT need not read the base's config to find out.
-        # safetensors raises its own kind of error when the disk is full.
+        # Without save_embedding_layers=False, PEFT would read the base's config to find out whether
+        # the vocabulary has changed; no adapter changes it. one_line is for safetensors, which has
+        # its own kind of error for a full disk.
         with one_line(folder, "cannot be written"):
             self.model.save_pretrained(str(folder), selected_adapters=list(self.params),
                                        save_embedding_layers=False)
@@ -208,10 +216,10 @@ class Policy(Chat):
                 note_base(folder, self.params, self.source)
 
     def as_drawn(self, prompt, response) -> Rollout:
-        """Return a Rollout of a prompt and a response, as if this policy had drawn it.
+        """Return a prompt and a response as a Rollout, as if this policy had drawn the response.
 
-        response: a text, or for an episode the list of turns and observations, of which only turns
-        count as drawn.
+        response: a text, or for an episode the list of its turns and observations, of which only
+        the turns count as drawn.
         """
         texts = [response] if isinstance(response, str) else response
         ids = self.encode_answer(prompt, texts[0]) + self.end_of_turn
@@ -227,7 +235,7 @@ class Policy(Chat):
         return Rollout(0, self.encode(prompt), ids, drawn=drawn)
 
     def generator(self, seed: int):
-        """Return an explicit random generator on the device of the model."""
+        """Return a seeded random generator on the model's device."""
         return torch.Generator(device=self.device).manual_seed(seed)
 
     # ---- log-probabilities of given responses
@@ -235,11 +243,12 @@ class Policy(Chat):
     def plain_logprobs(self, rollouts, temperature: float = 1.0):
         """Return what `logprobs` returns, the plain way: one row per response, with its prompt.
 
-        N rollouts -> logp (N, R) and mask (N, R), under the active adapter. `logprobs` and `sample`
-        are checked against it whenever a chat model is loaded (model/loading.py), and by the tests.
+        N rollouts -> logp (N, R) and mask (N, R), under the active adapter. Whenever a chat model
+        is loaded, `logprobs` and `sample` are checked against this method (model/loading.py). The
+        tests check them, too.
         """
         rows = [torch.tensor(r.prompt + r.response, device=self.device) for r in rollouts]
-        # padding is on the right, where causal attention hides it from real tokens without a mask
+        # padding is on the right, where causal attention hides it from the real tokens before it
         ids = pad_sequence(rows, batch_first=True)                                # (N, L)
         logits = self.lm(input_ids=ids, use_cache=False).logits.float()           # (N, L, V)
         logps = (logits / temperature).log_softmax(-1)
@@ -254,24 +263,26 @@ class Policy(Chat):
         return out, mask
 
     def logprobs(self, rollouts, temperature: float = 1.0, grad_checkpoint=None):
-        """Score N rollouts under the active adapter; the prompt of a group is encoded once.
+        """Return the log-probs of N rollouts under the active adapter, and their mask.
 
-        Return logp (N, R) fp32, zero where no token was drawn, and mask (N, R) bool, True where
-        one was. Differentiable. grad_checkpoint: compute each layer again in the backward pass
-        instead of keeping its activations; None = only on a GPU.
+        logp (N, R) fp32, differentiable, is 0 where no token was drawn; mask (N, R) bool is True
+        where one was. The prompt of a group is encoded once. grad_checkpoint: whether the backward
+        pass computes each layer again, so that its activations need not be kept; None means only on
+        a GPU.
         """
         if grad_checkpoint is None:
             grad_checkpoint = self.device.type != "cpu"
-        # Lay out each group as one row: prompt, response 1, ..., response G. For predicted token m,
-        # x.source[m] is the position whose hidden state predicts it, x.target[m] its id, and
-        # (x.rows[m], x.cols[m]) its cell in the (N, R) results.
+        # Lay out each group as one row: prompt, response 1, ..., response G. For the predicted
+        # token m, x.source[m] is the position whose hidden state predicts it, x.target[m] is its
+        # id, and (x.rows[m], x.cols[m]) is its cell in the results (N, R).
         groups = by_group(rollouts)
         x = pack(groups, self.device)
-        # if no row has two responses, ordinary causal attention is enough
+        # if no row has more than one response, ordinary causal attention is enough
         layout_args = {}
         if len(groups) < len(rollouts):
             layout = attention_layout(x)
-            # transformers uses a 4-D mask unchanged; it would turn a 2-D one into a causal mask
+            # this mask has four dimensions, so transformers uses it unchanged; it would combine one
+            # of two dimensions with a causal mask
             layout_args = {"position_ids": x.positions, "attention_mask": layout.mask,
                            "layout": layout}
         hidden = self._hidden(x.ids, grad_checkpoint, **layout_args)  # (B, L, D)
@@ -279,15 +290,14 @@ class Policy(Chat):
         logp = token_logprobs(picked, self.lm.get_output_embeddings(), x.target, temperature)
         out = logp.new_zeros(x.shape).index_put((x.rows, x.cols), logp)
         mask = torch.zeros(x.shape, dtype=torch.bool, device=logp.device)
-        # new_ones creates its tensor on the device; a plain True would first have to be copied
-        # there
+        # new_ones creates the True on the device; a Python True would have to be copied there first
         return out, mask.index_put((x.rows, x.cols), mask.new_ones(()))
 
     def _hidden(self, ids, grad_checkpoint, **where):
-        """Return the last hidden states (B, L, D).
+        """Return the last layer's hidden states (B, L, D). where: further arguments of the model.
 
-        A transformers block is checkpointed only in train mode. We set the `training` flag on the
-        blocks only, and reset it afterwards, because in train mode a block drops the KV cache.
+        transformers checkpoints a block only if its `training` flag is set. We set the flag only on
+        the blocks and only for this call: with it, a block would drop the KV cache in sampling.
         """
         for block in self.blocks:
             block.training = grad_checkpoint and torch.is_grad_enabled()
@@ -304,37 +314,39 @@ class Policy(Chat):
                max_rows=256, respond=None, max_turns=1, max_turn_tokens=64) -> list[Rollout]:
         """Draw G responses to each prompt, in prompt order: rollout i belongs to prompts[i // G].
 
-        prompts: list of id lists. adapter: a name, or None for the base. temperature 0 is greedy.
-        max_rows bounds the rollouts that run at once, and so does the memory (model/memory.py), but
-        the G rollouts of a prompt always run together.
+        adapter: a name, or None for the base. prompts: lists of ids. temperature: 0 is greedy.
+        generator: on the model's device. At most max_rows rollouts run at once, and on a GPU only
+        as many as its memory holds (model/memory.py), but the G rollouts of a prompt always run
+        together.
 
-        With respond(i, ids of a turn) -> ids of an observation, or None when the episode is over,
-        rollout i is an episode: observations are inserted unchanged, only turns are sampled. Its
-        limits are max_turns turns, max_turn_tokens in a turn without EOS, and max_new_tokens in
-        all, observations included. Raise ValueError for an empty prompt, UserError if the model
-        gives numbers that are not finite.
+        respond: None for single answers. With a function respond(i, ids of a turn) -> ids of an
+        observation, rollout i is an episode of turns, which are sampled, and observations, which
+        are inserted unchanged. The episode ends when respond returns None, after max_turns turns,
+        in a turn that reaches max_turn_tokens without EOS, or at max_new_tokens in all,
+        observations included. Raise ValueError for an empty prompt, and UserError if the model's
+        numbers are not finite.
         """
         if any(len(p) == 0 for p in prompts):
             raise ValueError("cannot sample from an empty prompt")
         out = [None] * (len(prompts) * G)
-        # prompts of similar length are decoded together, so that little padding is needed
+        # decode prompts of similar length together, so that they need little padding
         by_length = sorted(range(len(prompts)), key=lambda i: len(prompts[i]))
         on_gpu = self.device.type == "cuda"
         memory = free_bytes() if on_gpu else None
         with self.use(adapter), self._cast_once(adapter):
             while by_length:
                 members = by_length[:max(1, max_rows // G)]
-                if on_gpu:  # keep only as many as fit in its memory
+                if on_gpu:  # take only as many prompts as its memory holds
                     lengths = [len(prompts[i]) for i in members]
                     width = prompts_at_once(self.lm, lengths, G, max_new_tokens, memory)
                     members = members[:width]
                 by_length = by_length[len(members):]
-                # where each of these rollouts belongs in `out`
+                # the index in `out` of each of these rollouts
                 places = [i * G + g for i in members for g in range(G)]
                 turns = Turns(respond, places, max_turns, max_turn_tokens) if respond else None
                 rows = decode_rows(self, [prompts[i] for i in members], G, max_new_tokens,
                                    temperature, generator, turns)
-                # a row is (response, logps, limit, drawn), in the order of Rollout's fields
+                # a row is (response, logps, limit, drawn), which are Rollout's last four fields
                 for place, row in zip(places, rows):
                     group = place // G
                     out[place] = Rollout(group, list(prompts[group]), *row)
@@ -346,7 +358,7 @@ class Policy(Chat):
 
 
 def policy_options(o) -> dict:
-    """Return the arguments of Policy.load that a run's Options determine."""
+    """Return those arguments of Policy.load that a run's Options determine."""
     template = json.loads(o.chat_template_kwargs or "{}")
     template["date"] = o.date
     max_tokens = o.max_prompt_tokens + max(o.max_response_tokens, o.max_task_tokens)

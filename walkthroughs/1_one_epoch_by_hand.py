@@ -1,14 +1,15 @@
-"""Run one epoch of Algorithm 1, line by line, in the built-in world with the project's functions.
+"""Run one epoch of Algorithm 1, line by line, with the project's own functions.
 
-What to look at: what each line hands to the next. The simulator turns seed tasks into tasks. The
-agent attempts each task. The attempts give a success rate, the rate gives a reward for the
+What to look at: what each line hands on to the next. The simulator turns seed tasks into new tasks.
+The agent attempts each of them. The attempts give a success rate, the rate gives a reward for the
 simulator, and the reward gives a weight. Two adapters move independently, and two pools grow.
-Read along: Algorithm 1 of the paper, and `epoch` in genenv.py, which makes the same calls in the
-same order.
+Read along: Algorithm 1 of the paper, and `epoch` in genenv.py, which does the same in the same
+order. The world is the default one, the ladder: a task is a digit and a chain of steps, such as
+`9 s1 dbl s2 dec`, start at 9, double it, subtract one (README.md).
 """
 # %% A run: options, world, policy (one frozen base, two adapters), pools, optimisers, generators.
 import sys
-sys.path[:0] = [".", ".."]  # the project's root, whether started there or in this folder
+sys.path[:0] = [".", ".."]  # find the project's modules when started in its root or in this folder
 
 import tempfile
 
@@ -27,13 +28,12 @@ from support.options import parse_options
 from walkthroughs import canvas, keep_picture
 
 
-
 def shown(figure) -> str:
-    """Return a figure with three digits, or a dash where it was not measured."""
+    """Return a number with three decimals, or a dash if it was not measured."""
     return "-" if figure is None else f"{figure:.3f}"
 
 
-# Take options from the command line, but not in a notebook, where it is the kernel's.
+# Take options from the command line, except in a notebook, where they belong to the kernel.
 options = [] if "ipykernel" in sys.modules else sys.argv[1:]
 argv = ["--out", f"{tempfile.mkdtemp()}/run", "--epochs", "1", "--threads", "1", *options]
 with plain_errors():  # a bad option prints one line
@@ -43,7 +43,7 @@ state, alpha = run.state, o.alpha
 state.epoch = 1  # t of Algorithm 1
 held_out = run.world.validation_tasks()
 start = mean(rates_on(run, held_out, 4, 1.0))
-print(f"held-out success before, from 4 attempts a task (a run makes 8): {start:.3f}")
+print(f"held-out success before, from 4 attempts per task (a run makes 8): {start:.3f}")
 tasks, records = run.train_pool.tasks, run.env_pool.records
 print(f"D_train {len(tasks)} tasks, all base; D_env {len(records)} records\n"
       "So: the agent knows the format but slips often; the simulator has written nothing yet.")
@@ -52,46 +52,47 @@ print(f"D_train {len(tasks)} tasks, all base; D_env {len(records)} records\n"
 for step in range(o.steps):
     # 1. T_t ~ pi_env: the simulator writes 4 variations of each of 16 seed tasks. Code checks them.
     tasks, records = genenv.generate(run, alpha)
-    # 1. Interact: make G = 8 attempts at each, and at a few of D_train. Eq. 1 gives r, Eq. 2 p_hat.
+    # 1. Interact: the agent makes G = 8 attempts at each of these tasks, and at a few of D_train.
+    # Eq. 1 gives the reward r of an attempt, Eq. 2 the success rate p_hat of a task.
     trials = genenv.interact(run, genenv.fill_batch(run, tasks))
-    # 2a. Agent update: GRPO on r. Groups that are all right or all wrong have no gradient.
+    # 2a. Agent update: GRPO on r. A group that is all right or all wrong has no gradient.
     stats = genenv.update_agent(run, trials)
-    # 3a. D_train <- D_train + Valid(E_t). Keep what the simulator wrote, with its p_hat, for D_env.
+    # 3a. D_train <- D_train + Valid(E_t). Records of what the simulator wrote get their p_hat.
     genenv.add_attempts(run, trials)
     genenv.attach_p_hats(records, trials)
     state.records += records
     if step == 0:  # look at the first step
         print(f"\nstep 0: written {len(state.env_rollouts)}, valid {len(tasks)}")
         print(f"  refused: {counted(state.invalid)}")
-        print("seed task -> its variation: one of the answers, its reward r (Eq. 1), p_hat (Eq. 2)")
+        print("seed task -> its variation:  an answer, its reward r (Eq. 1), the p_hat (Eq. 2)")
         for trial in trials[:3]:
             seed_task = run.train_pool.tasks[trial.task.seed_task]
             first = trial.traces[0]
             print(f"  {seed_task.text}  ->  {trial.task.text}:  {first.text}")
             print(f"    r {first.reward:.0f}, p_hat {trial.p_hat:.3f}")
         print("So: a variation is another task, and code decides whether an answer is right.")
-        # Show what GRPO makes of the eight rewards of one task's group.
+        # Show what GRPO makes of the eight rewards of one group.
         mixed = next((trial for trial in trials if 0 < trial.p_hat < 1), trials[0])
         r = torch.tensor([[e.reward for e in mixed.traces]])  # (1, G)
         advantages = group_advantages(r)[0]
         print(f"a group: {mixed.task.text}")
         print("  rewards   ", *(f"{x:5.0f}" for x in r[0]))
         print("  advantages", *(f"{a:+5.2f}" for a in advantages), " (GRPO, Eq. 4)")
-        print("So: a group is its own baseline; the rarer outcome moves more.")
+        print("So: the group's mean is the baseline. If one outcome is rarer, it weighs more.")
     print(f"step {step}: {1 - stats['zero_variance']:.0%} of the groups mixed, gradient norm "
           f"{shown(stats['grad_norm'])}, KL to the start {shown(stats['kl'])}")
-print("So: groups that are all right or all wrong teach nothing; only the others make the step.")
+print("So: groups that are all right or all wrong teach nothing; only mixed ones make the step.")
 n, base = len(run.train_pool.tasks), len(run.train_pool.base)
 print(f"D_train {n} tasks: {base} base tasks, {n - base} new ones")
 
-# %% 2b. Environment update. Count each task once, compute R_env, keep the band, weight it.
+# %% 2b. Environment update. Count each task once, compute its R_env, and weight those in the band.
 fresh = distinct(state.records)
 print(f"the simulator wrote {len(state.records)} valid tasks, {len(fresh)} distinct")
 for record in fresh:
     record.r_env = curriculum.reward_bell(record.p_hat, alpha, o.beta)  # Eq. 3
 band = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
 weights = rwr_weights(torch.tensor([r.r_env for r in band]), o.lam)  # RWR: w ~ exp(lam * R_env)
-weight_of = {r.p_hat: float(w) for r, w in zip(band, weights)}  # the same p_hat, the same weight
+weight_of = {r.p_hat: float(w) for r, w in zip(band, weights)}  # equal p_hat means equal weight
 print("\np_hat      tasks    R_env   weight (mean 1 over the tasks in the band; Eq. 2, Eq. 3, RWR)")
 for p_hat in sorted({r.p_hat for r in fresh}):
     same = [r for r in fresh if r.p_hat == p_hat]
@@ -99,9 +100,10 @@ for p_hat in sorted({r.p_hat for r in fresh}):
 print(f"in the band {len(band)}, largest weight / smallest {weight_ratio(weights):.2f}\n"
       "So: the band selects. Inside it the paper's lam and beta give nearly equal weights.")
 
-# %% 2b. RWR on mini-batches of these records. KL penalty and cap are measured on unfiltered text.
+# %% 2b. RWR on mini-batches of these records. The KL penalty and cap are measured on all texts, not
+# only on those in the band.
 def nats(records):
-    """Return the simulator's mean -log pi_env over the tokens of these texts."""
+    """Return the mean of -log pi_env over the tokens of these records, under today's simulator."""
     texts = [Rollout(i, r.prompt, r.response) for i, r in enumerate(records)]
     with run.simulator.use("env"):
         return -float(torch.cat(response_logps(run.simulator, texts, o)).mean())
@@ -114,19 +116,20 @@ print(f"\nRWR: {stats['env_steps']} steps, KL of the update {shown(stats['env_kl
       f"{KL_CAP}")
 print(f"nats per token: imitated tasks {band_before:.3f} -> {nats(band):.3f}, other tasks "
       f"{others_before:.3f} -> {nats(others):.3f} (lower is likelier)")
-print("So: imitated tasks are likelier now, at the cost of the rest; nothing else has changed.")
+print("So: the simulator now writes tasks like the imitated ones more often, others less often.")
 
-# %% 3b. D_env <- D_env + generations. Later epochs imitate them again, until they are too old.
+# %% 3b. D_env <- D_env + generations. Later epochs may imitate them again, until they are too old.
 run.env_pool.add(state.records)
 print(f"D_env {len(run.env_pool.records)} records\n"
       f"held-out success {start:.3f} -> {mean(rates_on(run, held_out, 4, 1.0)):.3f}\n"
-      "So: one epoch already shows on tasks that neither player trains on. A run has 24.")
+      "So: one epoch already improves the agent on tasks that neither player trains on.\n"
+      "    A run has 24.")
 print("""
 Try: --G 4: which groups are mixed now, and how coarse is p_hat?
      --k-min 0.1: how many tasks are in the band, and do their weights differ at all?
      --alpha 0.8: which tasks does the simulator imitate then?""")
 
-# %% The picture: the tasks of this epoch by p_hat. Only those in the band are imitated.
+# %% The picture: the number of tasks at each p_hat. Only those in the band are imitated.
 figure, axis = canvas()
 rates = [k / o.G for k in range(o.G + 1)]
 axis.bar(rates, [sum(r.p_hat == p for r in fresh) for p in rates], width=0.09,

@@ -1,13 +1,14 @@
 """Run GRPO on one prompt, and show every number.
 
-What to look at: the agent answers the prompt G = 8 times. The group's mean is the baseline. One
-optimiser step moves probability from answers below it to those above. Watch the last column of the
-second table: which token goes up, which go down, and which hardly move?
-Read along: grpo.py, Eq. 4 and Prop. 1 of the paper.
+What to look at: the agent answers the prompt G = 8 times. The mean of the group's rewards is the
+baseline. One optimiser step moves probability from answers whose reward is below the baseline to
+those above it. Watch the last two columns of the second table: which token becomes more probable,
+which become less so, and which hardly changes?
+Read along: grpo.py, and Eq. 4 and Prop. 1 of the paper.
 """
 # %% A policy small enough to see: two positions, eleven tokens, one table of logits.
 import sys
-sys.path[:0] = [".", ".."]  # the project's root, whether started there or in this folder
+sys.path[:0] = [".", ".."]  # find the project's modules when started in its root or in this folder
 
 import torch
 
@@ -29,14 +30,14 @@ policy = TablePolicy(logits, "agent")
 
 
 def p_right():
-    """Return the probability of the right answer: 7, then the end."""
+    """Return the probability of the right answer: 7, then <eos>."""
     return float(policy.probs()[0, SEVEN] * policy.probs()[1, EOS])
 
 
 print(f"before: P(right answer) = {p_right():.4f}\n"
       "So: this agent is right sometimes, which is what GRPO needs.")
 
-# %% 1. Draw G rollouts. A response ends with <eos>; after two tokens without one it is cut off.
+# %% 1. Draw G rollouts. A response ends with <eos>, or is cut off after two tokens.
 G, generator = 8, torch.Generator().manual_seed(11)
 draws = torch.stack([torch.multinomial(policy.probs()[t], G, replacement=True, generator=generator)
                      for t in range(2)], dim=1).tolist()  # (G, 2)
@@ -44,29 +45,31 @@ responses = [r[:1] if r[0] == EOS else r for r in draws]
 rewards = torch.tensor([[float(r == RIGHT) for r in responses]])  # (B, G) with B = 1; Eq. 1
 print(f"p_hat = k / n = {success_rate(rewards[0].tolist()):.3f}  (Eq. 2)")
 
-# %% 2. Advantages: the group's mean is the baseline b of Eq. 4; its standard deviation is the unit.
+# %% 2. Advantages. The group's mean is the baseline b of Eq. 4. The advantage is r - b, divided by
+# the standard deviation of the group.
 advantages = group_advantages(rewards)  # (1, G)
 plain = group_advantages(rewards, scale="none")
 print("\nresponse    r   r - b   advantage")
 for response, r, a, gain in zip(responses, rewards[0], advantages[0], plain[0]):
     print(f"{' '.join(WORDS[i] for i in response):9s} {r:4.0f} {gain:+7.3f} {a:+11.3f}")
-print("So: gains sum to 0. The rarer outcome has the larger advantage.")
+print("So: each column sums to 0. The rarer outcome has the advantage of larger size.")
 
-# %% 3. Surrogate and KL. Before the step pi = pi_old = pi_ref: every ratio is 1, every KL is 0.
-rollouts = [Rollout(0, PROMPT, response) for response in responses]  # one group: one prompt
+# %% 3. Surrogate and KL. Before the step, pi = pi_old = pi_ref: every ratio is 1, every KL is 0.
+rollouts = [Rollout(0, PROMPT, response) for response in responses]  # one group, with one prompt
 with policy.use("agent"):
-    logp, mask = policy.logprobs(rollouts)  # (N, R) with N = G, R = 2; a short response is padded
+    logp, mask = policy.logprobs(rollouts)  # (N, R), here N = G and R = 2; short rows are padded
 old_logp = ref_logp = logp.detach()
 tokens, rows = int(mask.sum()), len(responses)
 per_token = surrogate(logp, old_logp, advantages[0])
 print(f"\nresponse tokens in the mask: {tokens} of {mask.numel()} cells")
-print(f"surrogate: {abs(aggregate(per_token, mask, tokens, rows)):.4f} in value,"
+print(f"|surrogate|: {abs(aggregate(per_token, mask, tokens, rows)):.4f},"
       f" KL: {aggregate(token_kl(logp, ref_logp), mask, tokens, rows):.4f}")
-print("So: the loss is almost 0 here. What counts is its gradient.")
+print("So: the value of the loss means nothing here. What counts is its gradient.")
 
-# %% 4. The value shows nothing (it is 0 if all responses are equally long), but the gradient does.
-# It is that of Eq. 4 with the advantage instead of r - b. Tokens that were never sampled move only
-# through the softmax.
+# %% 4. One step. If all responses were equally long, the loss would be 0, but not its gradient,
+# which is that of Eq. 4 with the advantage instead of r - b. For the logit of a first token that
+# was never drawn it is 0, because the advantages sum to 0. The probability of such a token changes
+# only because those of the others do.
 optimizer = torch.optim.SGD(policy.params["agent"], lr=1.0)  # a run uses AdamW
 loss, stats = grpo_loss(logp, old_logp, ref_logp, advantages[0], mask, tokens, rows, kl_coef=0.001)
 loss.backward()
@@ -77,9 +80,10 @@ for word in (7, 6, EOS, 3):
     print(f"{WORDS[word]:11s} {gradient[0, word]:+10.4f} {before[0, word]:11.4f} "
           f"{policy.probs()[0, word]:9.4f}")
 print(f"after one step: P(right answer) = {p_right():.4f}\n"
-      "So: 7 goes up, wrong answers that were drawn go down, what was never drawn hardly moves.")
+      "So: 7 goes up, wrong tokens that were drawn go down, and those never drawn hardly move.")
 
-# %% 5. The same step as the project takes it: grpo_update scores rollouts, drops groups, steps.
+# %% 5. The same step as a run takes it. grpo_update drops groups without signal, scores the others,
+# and steps.
 by_hand = policy.logits.detach().clone()
 policy.logits.data.copy_(policy.initial)
 stats = grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), rollouts,
@@ -87,15 +91,16 @@ stats = grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=
 assert torch.allclose(policy.logits, by_hand, atol=1e-9)
 print(f"\ngrpo_update: the same step, gradient norm {stats['grad_norm']:.3f}, "
       f"trained tokens {stats['trained_tokens']}")
-print("So: grpo_update contains nothing beyond the steps above.")
+print("So: for this group grpo_update does exactly what was done by hand above.")
 
-# %% 6. Why tasks should be solved half the time: the mean squared gain r - b, with k of 8 right.
+# %% 6. Why tasks should be solved half of the time: the mean of (r - b)^2 if k of 8 are right.
 print("\nk of 8   has signal   mean (r - b)^2 = p (1 - p), Prop. 1")
 for k in (0, 1, 4, 7, 8):
     r = torch.tensor([[1.0] * k + [0.0] * (8 - k)])
     gain = group_advantages(r, scale="none").pow(2).mean()
     print(f"{k:4d} {str(bool(has_signal(r))):>11s} {gain:15.4f}")
-print("So: half right teaches most, all right or all wrong nothing. That is why alpha is 0.5.")
+print("So: a group that is half right teaches the most, and one that is all right or all wrong\n"
+      "    teaches nothing. That is why alpha is 0.5.")
 print("""
 Try: manual_seed(12) in 1: which answers are drawn now, and what goes up?
      scale="none" in 2: how long is the step if one of eight is right, or four?

@@ -1,13 +1,13 @@
-"""Show the method in three short programs to run and change, each on one part of it.
+"""Show the method in three short programs to run and change, each about one part of it.
 
-    1_one_epoch_by_hand.py  Algorithm 1, one epoch, with the project's own functions: begin here
+    1_one_epoch_by_hand.py  one epoch of Algorithm 1 with the project's own functions: begin here
     2_grpo.py               GRPO on one prompt: rollouts, advantages, surrogate, KL, one step
-    3_rwr.py                RWR on a toy simulator: what filter, lam, beta and the KL terms do
-    toy.py                  the policy of 2 and 3: a table of logits, exact to compute with
+    3_rwr.py                RWR on a toy simulator: what the filter, lam, beta and the KL terms do
+    toy.py                  the policy of 2 and 3: a table of logits, so all numbers are exact
 
-Usage: run `python walkthroughs/1_one_epoch_by_hand.py` in the project's root, or run it cell by
-cell: editors that know `# %%` show the programs as notebooks. Each draws a picture. The first
-starts from the ladder's base model and trains it for half a minute.
+Usage: run `python walkthroughs/1_one_epoch_by_hand.py` in the project's root. Or run it cell by
+cell in an editor that knows `# %%` and shows such a program as a notebook. Each program draws a
+picture. The first takes about half a minute, because it trains the ladder's base model.
 """
 from pathlib import Path
 
@@ -21,7 +21,7 @@ def canvas():
 
 
 def keep_picture(figure, name: str):
-    """Write a figure as PNG in runs/walkthroughs and print its path."""
+    """Write a figure to runs/walkthroughs as PNG, and print its path."""
     PICTURES.mkdir(parents=True, exist_ok=True)
     figure.savefig(PICTURES / f"{name}.png", dpi=80)
     print(f"the picture is {PICTURES / name}.png")

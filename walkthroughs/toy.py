@@ -1,7 +1,7 @@
-"""Define a policy that is only a table of logits: every probability can be computed exactly.
+"""Define a policy that is only a table of logits, so that all its probabilities are known exactly.
 
-It has what grpo_update and rwr_update need: `params`, `use` and `logprobs`. The initial table is
-the reference; elsewhere that is the base model without adapters.
+It has what grpo_update and rwr_update need: `params`, `use` and `logprobs`. Its reference policy is
+the initial table; that of a Policy is the base model without adapters.
 """
 from contextlib import contextmanager
 
@@ -9,9 +9,9 @@ import torch
 
 
 class TablePolicy:
-    """Draw token t of a response from softmax(logits[t]), independently of earlier tokens.
+    """Give token t of a response the probabilities softmax(logits[t]), whatever the tokens before.
 
-    logits: (R, V).
+    logits (R, V): R places in a response, V words.
     """
 
     def __init__(self, logits, adapter):
@@ -21,7 +21,7 @@ class TablePolicy:
 
     @contextmanager
     def use(self, adapter):
-        """Use the trained table inside the block; with None, the initial one."""
+        """Use the trained table inside the block, or the initial one if adapter is None."""
         former, self.active = self.active, adapter
         try:
             yield self
@@ -29,7 +29,7 @@ class TablePolicy:
             self.active = former
 
     def logprobs(self, rollouts, temperature=1.0):
-        """Return log-probs (N, R) and mask (N, R) of N rollouts, zero-padded."""
+        """Return the log-probs (N, R) of N rollouts, padded with zeros, and their mask (N, R)."""
         table = ((self.logits if self.active else self.initial) / temperature).log_softmax(-1)
         rows = [table[range(len(r.response)), r.response] for r in rollouts]
         mask = [torch.ones(len(row), dtype=torch.bool) for row in rows]
@@ -37,5 +37,5 @@ class TablePolicy:
         return pad(rows, batch_first=True), pad(mask, batch_first=True)
 
     def probs(self):
-        """Return the current probabilities (R, V)."""
+        """Return the trained table's current probabilities (R, V)."""
         return self.logits.detach().softmax(-1)
