@@ -129,20 +129,25 @@ def play(world, o, policy, adapter, tasks, G, temperature, generator):
     """
     prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
     # either all tasks of a world are episodes, or none is
-    if all(world.start(task) is None for task in tasks):
-        rollouts = policy.sample(adapter, prompts, G, o.max_response_tokens, temperature, generator,
-                                 max_rows=o.max_rows)
-        texts = [policy.decode(r.response) for r in rollouts]
-        spoilt = [i for i, r in enumerate(rollouts) if policy.has_control_tokens(r.response)]
-    else:
-        episodes = Episodes(world, policy, tasks, G)
-        rollouts = policy.sample(adapter, prompts, G, world.max_episode_tokens, temperature,
-                                 generator, max_rows=o.max_rows, respond=episodes.respond,
-                                 max_turns=world.max_turns, max_turn_tokens=o.max_response_tokens)
-        texts, spoilt = episodes.texts, episodes.spoilt
-    for i in spoilt:
-        rollouts[i] = replace(rollouts[i], limit="special tokens")
-    return rollouts, texts
+    if any(world.start(task) is not None for task in tasks):
+        return play_episodes(world, o, policy, adapter, tasks, prompts, G, temperature, generator)
+    rollouts = policy.sample(adapter, prompts, G, o.max_response_tokens, temperature, generator,
+                             max_rows=o.max_rows)
+    for rollout in rollouts:
+        if policy.has_control_tokens(rollout.response):
+            rollout.limit = "special tokens"
+    return rollouts, [policy.decode(r.response) for r in rollouts]
+
+
+def play_episodes(world, o, policy, adapter, tasks, prompts, G, temperature, generator):
+    """Do what `play` does, for a world that replies to the agent's turns."""
+    episodes = Episodes(world, policy, tasks, G)
+    rollouts = policy.sample(adapter, prompts, G, world.max_episode_tokens, temperature,
+                             generator, max_rows=o.max_rows, respond=episodes.respond,
+                             max_turns=world.max_turns, max_turn_tokens=o.max_response_tokens)
+    for i in episodes.spoilt:
+        rollouts[i].limit = "special tokens"
+    return rollouts, episodes.texts
 
 
 class Episodes:

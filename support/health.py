@@ -91,21 +91,17 @@ def invalid(r, history, o) -> str:
             "longer; else raise --env-kl or lower --env-lr")
 
 
-def kl_cap(r, history, o) -> str:
-    """Warn if the cap undid the simulator's only step twice in a row: once may be chance."""
-    undone = [m["env_capped"] and not m["env_steps"] for m in [*history[-1:], r]]
-    if not all(undone):
-        return ""
-    return ("the simulator's first step moved it too far and was undone, twice in a row: lower "
-            "--env-lr")
-
-
 def kl(r, history, o) -> str:
-    """Warn if the simulator is far from its start twice in a row: once may be chance."""
-    if not all(above(2.0, m["env_kl"]) for m in [*history[-1:], r]):
+    """Warn if the simulator strays twice in a row: once may be chance.
+
+    It strays if it is far from its start, or if the cap undid its first step.
+    """
+    strays = [above(2.0, m["env_kl"]) or (m["env_capped"] and not m["env_steps"])
+              for m in [*history[-1:], r]]
+    if not all(strays):
         return ""
-    return (f"the simulator is {r['env_kl']:.1f} nats per token from its start, too far to trust "
-            "it: raise --env-kl")
+    return (f"the simulator moves too far: {r['env_kl']:.1f} nats per token from its start, "
+            f"{r['env_steps']} RWR steps before the cap: lower --env-lr or raise --env-kl")
 
 
 def mismatch(r, history, o) -> str:
@@ -131,7 +127,6 @@ CHECKS = {
     "cut off": cut_off,
     "no signal": no_signal,
     "invalid": invalid,
-    "KL cap": kl_cap,
     "KL": kl,
     "mismatch": mismatch,
     "not finite": not_finite,

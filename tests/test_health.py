@@ -43,7 +43,7 @@ SICK = {  # name: (last epochs with these fields, fields, the one warning)
     "gets cut-off answers": (1, dict(truncated=0.4), "cut off"),
     "writes no task": (1, dict(invalid={"malformed": 48}, distinct_tasks=0, env_kept=0, env_steps=0,
                                success_rate=None, skill_entropy=None), "invalid"),
-    "moves too fast": (2, dict(env_capped=1, env_steps=0), "KL cap"),
+    "moves too fast": (2, dict(env_capped=1, env_steps=0), "KL"),
     "drifts": (2, dict(env_kl=3.0), "KL"),
     "is scored otherwise": (1, dict(mismatch=0.04), "mismatch"),
     "spoils its steps": (1, dict(env_skipped_steps=3), "not finite"),
