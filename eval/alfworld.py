@@ -18,7 +18,7 @@ name the expert. The data has two (`--variant`):
     (default)     planner walkthroughs, 1,600 steps: short and always won. But the planner knows
                   where things are: for an agent that does not, its first "go to" is often a guess
     handcoded     the rule-based expert of the official DAgger training, only games that it won:
-                  it searches, looks around and closes doors, 9 steps for every 3 of the planner
+                  it searches, looks around and closes doors, in three times as many steps
     episodes      no expert but whole games; every command's prompt holds the whole transcript
 
 Scores per step: `exact` (the verdict) is the generic reward of the paper's repository, see

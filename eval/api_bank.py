@@ -241,7 +241,7 @@ def load(folder, rule: str = "toolrl") -> list[dict]:
 
 
 def official_tools(folder: Path) -> tuple[dict, dict]:
-    """Return {tool: documented parameters} twice: of levels 1 and 2, and of level 3."""
+    """Return {tool: documented parameters} twice: for levels 1 and 2, and for level 3."""
     low, high = [], []
     for row in read_array(folder / "level-1-api.json"):
         low += [json.loads(line) for line in row["instruction"].split("\n") if line.startswith("{")]

@@ -29,10 +29,10 @@ read, move after the last expected change, or repeat a change that has no second
 cannot know that two different calls return the same text, or that an unforeseen change fails: in
 both cases its verdict is wrong.
 
-Measured: it agrees with 833 of the 836 recorded multi-turn verdicts. On calls altered at random
-(dropped, swapped, repeated, taken from other turns...) it agrees with 96-97 % of 6,500 verdicts of
-the official simulator; nearly all of its other verdicts are too strict. All 731 gold responses pass
-under both.
+Measured: the rule agrees with 833 of the 836 recorded multi-turn verdicts. On calls altered at
+random (dropped, swapped, repeated, taken from other turns...) it agrees with 96-97 % of 6,500
+verdicts of the official simulator; nearly all of its other verdicts are too strict. All 731 gold
+responses pass under both.
 
 Deviations:
 * the official decoder *evaluates* arithmetic in model text. Here only `+ - * /` of plain numbers
@@ -747,7 +747,7 @@ def prompt(record: dict) -> list[dict]:
 
 
 def score(record: dict, response, fmt: str | None = None, official: bool = False) -> Verdict:
-    """Return the verdict on one response; pure, raises on no text, evaluates nothing.
+    """Return the verdict on one response; pure: no text makes it raise, and none is evaluated.
 
     response: text, or for a long-context turn also a list of texts (steps). fmt: see decode.
     official: judge a long-context turn with the official simulator.

@@ -27,8 +27,8 @@ from errors import one_line
 class Verdict:
     """Hold the result of one response.
 
-    ok: the benchmark's own pass/fail; score: in [0, 1], averaged over responses;
-    reason: one plain sentence; extra: further metrics of the benchmark (F1, per-constraint...).
+    ok: whether it passes by the benchmark's own rule; score: in [0, 1], averaged over responses;
+    reason: one plain sentence; extra: further metrics of the benchmark, such as F1.
     """
     ok: bool
     score: float
@@ -54,8 +54,8 @@ def load_records(module, data, **options) -> list[dict]:
 
 
 def unzipped(path) -> bytes:
-    """Return the contents of a file, or of `path`.gz if that exists. Raise UserError if neither
-    can be read."""
+    """Return the contents of a file, or of `path`.gz if that exists. Raise UserError if the file
+    cannot be read."""
     twin = Path(f"{path}.gz")
     with one_line(path, "cannot be read"):
         return gzip.decompress(twin.read_bytes()) if twin.is_file() else Path(path).read_bytes()

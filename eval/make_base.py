@@ -9,7 +9,7 @@ Usage:
 
 BENCH is bfcl (the single-turn Python categories; the evaluation uses the long-context turns) or
 travelplanner (the 45 training queries). Each line is a JSON object {"task", "tools"?, "calls"?,
-"reference"?}, the format that worlds/tool_calls.py documents. Records that its reader would refuse
+"reference"?}, the format that worlds/tool_calls.py documents. Records that this world would refuse
 are left out and counted. If the id or request of a record is in the evaluation part, the program
 stops and writes nothing: it compares the texts itself and does not trust the benchmark module.
 """

@@ -98,7 +98,7 @@ def database(folder: str) -> dict:
 
 
 def _by_city(path, city, name) -> dict:
-    """Return {city: [(name, row)]} of a file, with numbers as numbers."""
+    """Return {city: [(name, row)]} of a file, with floats in the columns of NUMBERS."""
     table = {}
     for row in _complete(path):
         for column in NUMBERS:
@@ -120,7 +120,8 @@ def _flights(folder) -> dict:
 
 
 def _roads(path) -> dict:
-    """Return road kilometres, None where there is no road or the drive takes a day or more."""
+    """Return {(origin, destination): kilometres by road}, or None for them where there is no road
+    or the drive takes a day or more."""
     table = {}
     for row in _table(path):
         km = None
@@ -349,7 +350,7 @@ def _show(value) -> str:
 # code raises on the same plan.
 
 def _route(query, plan):
-    """Return (cities in order, None), or (None, reason) if the trip starts in a wrong city."""
+    """Return (cities in order, None), or (None, reason) if the trip starts in the wrong city."""
     # "from" anywhere makes a day of travel; "from Reno" without " to " is a crash.
     route = []
     for number, day in _days(query, plan):
@@ -364,7 +365,7 @@ def _route(query, plan):
 
 
 def city_route(query, plan, db):
-    """Apply rule 1: a closed tour of three or more stops, in known cities, each visited once."""
+    """Apply rule 1: a closed tour of three or more stops, in known cities, each in one visit."""
     route, wrong_start = _route(query, plan)
     if wrong_start:
         return wrong_start
@@ -423,7 +424,7 @@ def diverse_attractions(query, plan, db):
 
 
 def minimum_nights(query, plan, db):
-    """Apply rule 4: every stay lasts the minimum nights, if its name fits exactly one hotel."""
+    """Apply rule 4: every stay lasts the minimum nights, if the name fits exactly one hotel."""
     stays = []
     for number, day in _days(query, plan):
         if "accommodation" not in day:

@@ -144,12 +144,12 @@ class Agent:
         return answer | self.world.remarks(task, text)
 
     def _attempt(self, task: Task):
-        """Return one greedy attempt at a task, (Rollout, text), or raise UserError."""
+        """Return one greedy attempt at a task as (Rollout, text), or raise UserError."""
         token = special_token_in(task.text, self.policy.tokenizer)
         if token:
             raise UserError(f"{task.text[:40]!r} spells {token!r}, a control token of the model")
         length, o = len(self.policy.encode(self.world.agent_prompt(task))), self.world.o
-        if length > o.max_prompt_tokens:  # no model answers prompts well that are longer than these
+        if length > o.max_prompt_tokens:  # longer prompts than in training get bad answers
             raise UserError(f"{task.text[:40]!r} makes a prompt of {length} tokens, but the run "
                             f"had --max-prompt-tokens {o.max_prompt_tokens}: shorten it")
         # one at a time: in bf16 the batch can change which token wins a near tie

@@ -93,7 +93,7 @@ class Bench:
         self.policy.eos_ids = [self.V]  # never drawn
         for p in sum(self.policy.params.values(), []):
             torch.nn.init.normal_(p.data, std=0.02)  # adapters that do something
-        self.policy.decoder = GraphDecoder  # on a CPU too, where it computes each step
+        self.policy.decoder = GraphDecoder  # on a CPU too, where it does without graphs
         self.o, self.P, self.T = o, P, T
         self.row = {"prompt": P, "response": T, "quant": o.quant, "peak bytes": {}}
 
@@ -107,7 +107,7 @@ class Bench:
                 raise TimeoutError("no time was left")
             if torch.cuda.is_available():
                 torch.cuda.reset_peak_memory_stats()
-            figures = phase(*args) or {}  # they are on the host, so a GPU has finished its work
+            figures = phase(*args) or {}  # its results are on the host, so the GPU has finished
             self.row["peak bytes"][name] = torch.cuda.max_memory_allocated()
         except Exception as error:
             figures = {"error": first_line(error)}
@@ -149,7 +149,7 @@ class Bench:
         self.attempts = self.sample("agent", B, o.max_response_tokens, max_rows=o.max_rows)
 
     def agent_update(self):
-        """Run GRPO on these attempts, with rewards of all sizes."""
+        """Run GRPO on these attempts, with rewards spread evenly over [0, 1]."""
         optimizer = self.policy.optimizer("agent", 1e-5)
         rewards = torch.linspace(0, 1, len(self.attempts)).view(-1, G)
         return grpo_update(self.policy, "agent", optimizer, self.attempts, rewards, self.o)

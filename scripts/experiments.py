@@ -4,7 +4,7 @@ Paper: RQ1 to RQ4, Figures 4 to 8. Every variant makes the same number of agent 
 same number of rollouts.
 
 Usage:
-    python -m scripts.experiments ladder --seeds 5            # the table of README
+    python -m scripts.experiments ladder --seeds 5            # on the default world
     python -m scripts.experiments household --seeds 5
     python -m scripts.experiments words --model "starts/stale-{seed}" --out results/mine
     python -m scripts.experiments mine                        # any world, your own included
@@ -121,7 +121,7 @@ RIVALS = {
     "random": ["--variant", "random"],
     "random, curated seeds": ["--variant", "random", "--seed-selection", "curated"],
     "static": ["--variant", "static"]}
-# For a world without records: seed tasks chosen near alpha, few of them base tasks.
+# One more rival, for the worlds that have no suite above: seed tasks near alpha, few base tasks.
 WELL_CHOSEN = {
     "random, curated, share 0.25": [*RIVALS["random, curated seeds"], "--base-share", "0.25"]}
 

@@ -1,13 +1,13 @@
 """Warm-start a model that can neither read nor write tasks: it imitates base tasks in both roles.
 
 Paper: does not need this, because its 7B instruct model knows the format. A small model writes no
-valid task and solves none, so no group has signal and neither player learns.
+valid task and solves none, so no group gives a signal and neither player learns.
 
 Usage:
     python genenv.py warm-start --model M --out DIR [options of a run]
     python genenv.py --model DIR [the same options]
 
-With the default world, that is the ladder in words; --world tool_calls takes --base-tasks F.
+In the default world, this trains on the ladder in words; --world tool_calls takes --base-tasks F.
 
 As the agent, the model imitates expected answers; as the simulator, it imitates tasks that it could
 have written (`warm_start_pairs` of the world). The passes train one LoRA by rwr.rwr_step with

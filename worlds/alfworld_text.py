@@ -28,9 +28,9 @@ def question(admissible) -> str:
 def read_boxed(text: str) -> str:
     r"""Return the content of the last \boxed{...}, or else the text without a $ at both ends.
 
-    So does the paper's repository. The box ends at the first closing brace, so \boxed{\text{x}} is
-    cut off, as it is there. We scan for boxes, because the usual lazy pattern takes quadratic time
-    on a megabyte of unclosed ones.
+    The paper's repository reads a response in the same way: the box ends at the first closing
+    brace, so \boxed{\text{x}} is cut off. We scan for boxes, because the usual lazy pattern takes
+    quadratic time on a megabyte of unclosed ones.
     """
     boxes = list(between(text, "\\boxed{", "}"))
     if boxes:
@@ -44,7 +44,7 @@ def read_boxed(text: str) -> str:
 def normalise(text: str) -> str:
     """Return a text in lower case, with single spaces, without backticks and quotes at its ends.
 
-    So does the paper's repository.
+    The paper's repository does the same before it compares commands.
     """
     text = text.strip().strip("`").strip('"').strip("'")
     return re.sub(r"\s+", " ", text).lower()

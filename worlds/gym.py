@@ -15,10 +15,10 @@ the library's levels suit the agent, so a bandit over (family, levels) is its na
 
 The levels that exist for a run do not depend on the machine. gym_levels.json, made once by
 scripts/gym_levels.py (commit b946650), lists those whose items are small, are made quickly, and
-earn 1 with their own answers. It also says why each other family is excluded. For example, some
+have an answer that earns 1. It also says why each other family is excluded. For example, some
 scorers would run what a model wrote, with `eval` or with sympy's parse_expr, which calls it. As a
-last resort, a timer stops an item after LIMIT seconds of CPU time, and it counts as "cannot be
-made". The timer works only on the main thread: a run plays there, but another trainer may score
+last resort, a timer stops an item after LIMIT seconds of CPU time; the item then counts as "cannot
+be made". The timer works only on the main thread: a run plays there, but another trainer may score
 answers on other threads.
 """
 import io
@@ -135,7 +135,7 @@ def paid(dataset, item: dict, answer: str) -> float:
 def item_of(line: str):
     """Return (dataset, item) of a line, from a cache if it was made recently.
 
-    Raise InvalidTask if the item cannot be made or does not pay its own answer.
+    Raise InvalidTask if the item cannot be made, or if its own answer does not earn 1.
     """
     with library():
         try:
@@ -187,7 +187,7 @@ def answer_in(response: str) -> str:
 def checked_families(text: str, table: dict):
     """Return the families of a text such as "gcd,lcm" or "all", each once.
 
-    Raise UserError for an unknown or an excluded one.
+    Raise UserError for a family that is unknown or excluded.
     """
     known, excluded = list(table["levels"]), table["left_out"]
     if text == "all":
@@ -374,7 +374,7 @@ class World(worlds.World):
         return float(self.library_score(task, response) == 1), answer_in(response) != ""
 
     def graded(self, task, response, reward):
-        """Return what the family's own scorer pays, such as part of 1 for a nearly right order."""
+        """Return what the family's own scorer pays, such as part of 1 if nearly right."""
         return self.library_score(task, response)
 
     def gold(self, task):

@@ -6,18 +6,18 @@ environments: what is where, what is closed, and the goal.
 Usage: `python genenv.py --world household`. `python -m worlds.household train SEED FOLDER` trains
 another base model (worlds/tiny_model.py).
 
-A household is one line of text: the goal, then each receptacle and what is in it, `put clean mug in
-drawer . counter . mug in counter . drawer closed . apple in drawer . sink .` The agent reads it
-without the contents of closed receptacles and acts with `go to`, `open`, `take ... from`, `put ...
-in` and `clean`, `heat`, `cool ... with`. Our code executes the commands and reports what the agent
-sees. A household is a task if it has what its goal needs. Then `plan` gives a shortest solution, so
-no task has a wrong answer, and the length of the plan is the length of the task. The planner sees
-into closed receptacles, but the agent does not. So a task is refused if an episode has too few
-turns for an agent that looks into all of them.
+A household is one line of text: the goal, then each receptacle and what is in it. An example is
+`put clean mug in drawer . counter . mug in counter . drawer closed . apple in drawer . sink .` The
+agent reads it without the contents of closed receptacles and acts with `go to`, `open`, `take ...
+from`, `put ... in` and `clean`, `heat`, `cool ... with`. Our code executes the commands and reports
+what the agent sees. A household is a task if it has what its goal needs. Then `plan` gives a
+shortest solution, so no task has a wrong answer, and the length of the plan is the length of the
+task. The planner sees into closed receptacles, but the agent does not. So a task is refused if an
+episode has too few turns for an agent that looks into all of them.
 
 Deviations from ALFWorld: there is one object of each kind, and no numbers. Phrases are shorter. An
-episode ends after PATIENCE turns in a row that did nothing; to clean an object again is to do
-something. An appliance treats an object without being opened, and one object may get several
+episode ends after PATIENCE turns in a row that did nothing; cleaning an object again counts as
+doing something. An appliance treats an object without being opened, and one object may get several
 treatments. The agent knows everything from the start except what is in closed receptacles. The base
 model has learnt from plans with slips, which are more frequent for harder kinds of goals. So its
 skills are latent, as in the ladder.
@@ -115,7 +115,7 @@ def does_something(spec, state, verb, thing, place) -> bool:
 
 
 def execute(state, verb, thing, place):
-    """Apply to the state a command that does something."""
+    """Change the state by a command, for which `does_something` has to hold."""
     if verb == "go":
         state["at"] = place
     elif verb == "open":
@@ -588,8 +588,9 @@ class World(TinyWorld):
     def pairs(self, rng, n):
         """Draw n pairs (prompt, response) for the base model, all of one role and similar length.
 
-        Batches of one kind need little padding, so the base model trains in half the time. Every
-        task is newly drawn, and none is held out: of 3,000 fixed ones a model learnt some by heart.
+        Batches of one kind need little padding, so the base model trains in half the time. None of
+        the tasks is held out. Each is newly drawn: with 3,000 fixed ones, a model learnt some by
+        heart.
         """
         role = rng.choice(("env", "env", "one", "one", "two"))
         rungs = {"env": RUNGS, "one": RUNGS[:-2], "two": RUNGS[-2:]}[role]

@@ -142,8 +142,7 @@ def _keys_of_json(task: str) -> tuple:
     """Return the keys of a task, given as JSON text so that they are computed once."""
     task = Task(*json.loads(task))
     keys = [task_id({"question": words_of(task.text)})]
-    # a question has only the key of its words; so have calls without arguments, which many tasks
-    # share
+    # many tasks share a call without arguments, so it is no key; a question has only its words
     if any(call["arguments"] for call in task.spec.get("calls", ())):
         calls = normal_calls(task.spec["calls"], tools_of(task), ordered=False)
         # an invisible character or a capital in a value makes another answer, but not another task

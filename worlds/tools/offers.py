@@ -14,7 +14,7 @@ from worlds.tools.schemas import tools_of
 from worlds.tools.texts import words_of
 
 STEM = 5          # words that begin with the same 5 letters count as one: reminder and remind
-MOST_OFFERED = 6  # tools that a prompt offers, also the simulator's in training
+MOST_OFFERED = 6  # tools that a prompt holds if there are more than ALL_OFFERED, and in training
 ALL_OFFERED = 8   # if there are at most this many functions, all are offered
 
 

@@ -1,4 +1,4 @@
-"""Read texts as a person does: their words, and how alike two answers are.
+"""Read texts as a person does: find their words, and measure how alike two answers are.
 
 Paper: sim(a, a') of Eq. 1, for answers in words; the paper leaves the measure open.
 

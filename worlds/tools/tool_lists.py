@@ -45,7 +45,7 @@ MAX_TOOLS = 32       # of a task
 MAX_PARTS = 3000     # schemas within the schema of one tool, with every $ref replaced
 NAMED = 3            # tools or lines that are named with each reason
 OFFERED = 3          # tools that a task gets if it lists none; it gets more if it calls more
-LONGEST_BESIDE = 600  # characters of one that it gets but does not call; a prompt holds several
+LONGEST_BESIDE = 600  # characters of the longest that it does not call: a prompt holds several
 
 # keys of a line of a task file; others are the user's own business
 FIELDS = ("task", "tools", "calls", "ordered", "reference")
@@ -57,7 +57,7 @@ SCHEMAS = ("parameters", "inputSchema", "input_schema")
 NOTES = {"description", "title", "format", "default"}
 KEPT = {*Draft202012Validator.VALIDATORS, "then", "else", "minContains", "maxContains", *NOTES} \
     - {"$ref", "$dynamicRef", "const", "oneOf", "multipleOf", "uniqueItems"}
-REFUSED = {"dependencies", "$dynamicRef", "$recursiveRef"}  # to ignore these would allow more
+REFUSED = {"dependencies", "$dynamicRef", "$recursiveRef"}  # ignored, they would allow more values
 # what reading a schema of any form may raise
 MALFORMED = (TypeError, AttributeError, ValueError, RecursionError, re.error, UnknownType,
              SchemaError)
