@@ -17,8 +17,8 @@ To add a schedule, write a function whose name starts with `alpha_`, anywhere in
 and run `python genenv.py --alpha-schedule warmup`. `Context` below lists what `c` holds. A
 difficulty reward is a function of (p_hat, alpha, beta) whose name starts with `reward_`, a seed
 selection is a function of (p_hats, alpha) whose name starts with `seeds_`, and an agent reward is a
-function of an attempt (data_pool.Trace) whose name starts with `agent_reward_`. Its name registers
-a function, so there is no list to extend.
+function of an attempt (data_pool.Trace) whose name starts with `agent_reward_`. The name registers
+the function, so there is no list to extend.
 
 Deviations: the paper keeps alpha at 0.5; here it may follow a schedule. The paper measures p_hat on
 a batch of variations; here it is measured by default on one task with G rollouts (--p-hat-unit). At
@@ -39,7 +39,7 @@ from errors import checked, wrong_value
 
 @dataclass(frozen=True)
 class Context:
-    """Hold what a schedule may use. Held-out results are not among it: they are only reported."""
+    """Hold what a schedule may use. Held-out results are left out: they are only for reporting."""
     epoch: int          # 1 .. epochs
     epochs: int
     alpha: float        # --alpha, where a schedule starts
@@ -76,7 +76,8 @@ def success_rate(rewards) -> float:
 def in_band(p_hat: float, alpha: float, k_min: float) -> bool:
     """Return whether the simulator may learn from a task: |p_hat - alpha| <= k_min, edges included.
 
-    p_hat is a multiple of 1/G: with alpha = 0.5, k_min = 0.1 and G = 8, only 4/8 is in the band.
+    The p_hat of a task is a multiple of 1/G: with alpha = 0.5, k_min = 0.1 and G = 8, only 4/8 is
+    in the band.
     """
     # 1e-9 allows for rounding: in floating point 0.8 - 0.7 exceeds 0.1
     return abs(p_hat - alpha) <= k_min + 1e-9  # filter: |p_hat - alpha| <= k_min
@@ -166,10 +167,10 @@ def alpha_integral(c):
 
 
 def alpha_balanced(c):
-    """Steer towards as many new tasks that are never solved as tasks that are always solved.
+    """Steer towards equal numbers of new tasks that are never solved and that are always solved.
 
-    The success rate may be anything. A schedule that moved alpha towards the mean p_hat of the
-    mixed groups instead drifted towards ever easier tasks (EXPERIMENTS.md).
+    The success rate itself does not matter. A schedule that moved alpha towards the mean p_hat of
+    the mixed groups instead drifted towards ever easier tasks (EXPERIMENTS.md).
     """
     never, always = c.p_hat_counts[0], c.p_hat_counts[-1]
     step = 0.0
@@ -219,7 +220,7 @@ def select_seed_tasks(selection, base, recent, n, base_share, alpha, generator):
 
 
 # ---------------------------------------------------------------------------------------------
-# calls of the functions that the options name, which may be a user's own
+# finding and calling the functions that the options name, which may be a user's own
 
 
 def functions(prefix: str) -> dict:
@@ -248,8 +249,8 @@ def R_env(difficulty_reward: str, p_hat: float, alpha: float, beta: float) -> fl
 
 
 def agent_reward(name: str, trace) -> float:
-    """Return the reward with which GRPO trains on an attempt (data_pool.Trace): Eq. 1, or the
-    function that replaces it.
+    """Return an attempt's reward for GRPO: Eq. 1, or the function that replaces it. trace: the
+    attempt, a data_pool.Trace.
 
     Raise UserError if it is not a number in [0, 1].
     """

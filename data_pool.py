@@ -51,8 +51,8 @@ def task_id(spec: dict) -> str:
 
 @dataclass
 class Trace:
-    """Record an attempt, the paper's e = (task, trajectory, a', r), without the task: whoever keeps
-    a trace keeps its task beside it."""
+    """Record an attempt: the paper's e = (task, trajectory, a', r) without the task, which is kept
+    beside it."""
     text: str        # the response, decoded; for an episode the transcript
     reward: float    # Eq. 1
     valid: bool      # well-formed and evaluable, see World.score
@@ -82,7 +82,7 @@ class EnvRecord:
     task_id: str         # id of the task that it describes
     keys: list[str]      # keys of that task: records that share one are the same task
     seed_id: str         # id of the task that it varies
-    group: int           # its number is shared by what was written together for one seed task
+    group: int           # number shared by all that was written together for one seed task
     p_hat: float | None = None        # success rate of the agent on it (Eq. 2)
     p_hat_seed: float | None = None   # mean success rate on all records of its group
     p_hat_batch: float | None = None  # mean success rate on all records of its step

@@ -54,7 +54,7 @@ def plain_errors():
 
 @contextmanager
 def loading():
-    """Turn a missing package, or Ctrl-C, into one line and SystemExit: for imports."""
+    """Guard imports: turn a missing package, or Ctrl-C, into one line and SystemExit."""
     with plain_errors():
         try:
             yield
@@ -66,7 +66,7 @@ def loading():
 def exit_code(command) -> int:
     """Call `command()` under plain_errors and return the program's exit code.
 
-    If the command succeeds, this is its result if that is an integer, else 0.
+    After success this is the command's result if that is an integer, and otherwise 0.
     """
     try:
         with plain_errors():
@@ -79,7 +79,7 @@ def exit_code(command) -> int:
 # ---------------------------------------------------------------------------------------------
 # guards around what users write themselves: functions in curriculum.py, files in worlds/
 
-PATIENCE = 2  # seconds: a line is printed while a call takes longer
+PATIENCE = 2  # seconds: if a call takes longer, a line says which file is being tried
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """Run GenEnv: an agent and an environment simulator train each other (Algorithm 1).
 
-    python genenv.py                                  # the built-in world on a laptop
+    python genenv.py                                  # the default world, on a laptop
     python genenv.py --variant random                 # the simulator is never trained (ablation)
     python genenv.py --alpha-schedule linear --alpha 0.7 --alpha-end 0.4
     python genenv.py --resume --out runs/000-genenv   # continue where a run stopped
@@ -10,8 +10,8 @@
 Paper: Algorithm 1. `epoch` below reads like it: generate and interact, update both policies,
 aggregate. GRPO is in grpo.py (Eq. 4), RWR in rwr.py. Success rate, R_env and the filter are in
 curriculum.py (Eq. 2, 3), the pools in data_pool.py, and the details of step 1 in interaction.py.
-worlds/ defines the domain (Eq. 1). policy.py holds both policies, and model/ does the work below
-it. support/ is the program around the algorithm: options, checkpoints, metrics, reports.
+worlds/ defines the domain (Eq. 1). policy.py holds both policies, which model/ loads and computes.
+support/ is the program around the algorithm: options, checkpoints, metrics, reports.
 
 tests/test_theory.py checks two statements that the paper makes about these pieces:
   Prop. 1 (Eq. 5): C_min p (1 - p) <= E||g||^2 <= C_max p (1 - p) for the gradient g of Eq. 4 and
@@ -102,7 +102,7 @@ def epoch(run: Run):
     steps = range(state.step, o.steps)
     # disable=None shows the bar only on a terminal: in a log file it would clutter the output.
     for step in tqdm(steps, screen.progress(run), leave=False, disable=None):
-        state.step = step  # end_step adds 1: a run that is stopped after this step resumes there
+        state.step = step  # end_step adds 1, so a run stopped after this step resumes with the next
         # 1. generate and interact; a few tasks of D_train are attempted again, beside the new ones
         tasks, records = generate(run, alpha)  # T_t ~ pi_env
         trials = interact(run, fill_batch(run, tasks))  # E_t; Eq. 1: r, Eq. 2: p_hat
@@ -126,8 +126,8 @@ def epoch(run: Run):
     env_stats = {"env_kept": len(fresh)}  # this metric does not count old records
     if o.variant == "genenv":  # the other variants never train the simulator
         env_stats |= update_environment(run, fresh, old)  # RWR, w ~ exp(lam * R_env)
-    # 3b. aggregate the simulator's side: all valid generations, whether or not in the band; a
-    # weight is computed each time they are imitated
+    # 3b. aggregate the simulator's side: all valid generations, in the band or not. Those that are
+    # imitated later get their weights then.
     run.env_pool.add(state.records)  # D_env <- D_env + weighted env generations
     end_epoch(run, env_stats, alpha)
 
@@ -147,7 +147,7 @@ def measure_untrained(run: Run):
         attach_p_hats(records, trials)
         state.records += records
         checkpoint.end_step(run)
-    # these are only counted: nothing calls env_pool.add in epoch 0
+    # the records are only counted: epoch 0 adds nothing to D_env
     near_alpha = learnable_records(run, distinct(state.records), alpha)
     end_epoch(run, {"env_kept": len(near_alpha)}, alpha)
 
@@ -204,7 +204,7 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
     for w in written:
         prompt, response = w.rollout.prompt, w.rollout.response
         group = first_group + w.rollout.group
-        # keep invalid texts, too: the KL, measured on all of these, then shows a drift towards junk
+        # keep invalid texts, too, so that the KL, measured on these texts, shows a drift to junk
         state.env_rollouts.append(Rollout(group, prompt, response))
         if w.task is None:
             note_refused(run, seed_tasks[w.rollout.group], w.text, w.reason)
@@ -231,8 +231,8 @@ def fill_batch(run, tasks) -> list[Task]:
 def add_ready_made(run):
     """Add to D_train the tasks that are made before training starts.
 
-    These are the teacher's tasks or, for GenEnv-Static, variations of every base task that the
-    untrained simulator writes.
+    These are the teacher's tasks or, for GenEnv-Static, those that the untrained simulator writes
+    as variations of every base task.
     """
     for task in run.teacher:
         run.train_pool.add(task, [], None)
@@ -305,8 +305,8 @@ def update_agent(run, trials) -> dict:
 
 
 def attach_p_hats(records, trials):
-    """Set the three success rates of each D_env record of a step: those of its task, of all
-    variations of its seed task, and of all new tasks of the step."""
+    """Set the three success rates of each D_env record of a step: that of its task, and the means
+    over all variations of its seed task and over all new tasks of the step."""
     # The simulator may write a task that is already in D_train and that fill_batch has also drawn.
     # Such a task has two trials in this step, and the later one counts.
     by_task = {trial.task.id: trial.p_hat for trial in trials}

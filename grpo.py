@@ -9,13 +9,13 @@ Usage: genenv.py calls `grpo_update`. The functions above it are pure, and each 
 separately.
 
 Deviations: the token-level loss, the division by the standard deviation and the KL estimator k3
-follow the official configuration (the authors' repository). Its entropy bonus of 0.001 is off here
-(ENTROPY_BONUS) because the paper does not mention one. By default an update is a single optimiser
-step. Its ratio is 1 everywhere, so nothing is clipped, and the loss is that of REINFORCE with
-advantages normalised within each group, plus the KL term. A group whose rewards are all equal gives
-no signal. It is dropped *before* the forward pass, so neither its KL nor its tokens count in the
-loss. The loss is normalised over the whole optimiser step, so the size of the micro-batches affects
-only memory and time. A step whose loss or gradient is not finite is skipped and counted.
+follow the official configuration (in the authors' repository). Its entropy bonus of 0.001 is off
+here (ENTROPY_BONUS) because the paper does not mention one. By default an update is a single
+optimiser step. Its ratio is 1 everywhere, so nothing is clipped, and the loss is that of REINFORCE
+with advantages normalised within each group, plus the KL term. A group whose rewards are all equal
+gives no signal. It is dropped *before* the forward pass, so neither its KL nor its tokens count in
+the loss. The loss is normalised over the whole optimiser step, so the size of the micro-batches
+affects only memory and time. A step whose loss or gradient is not finite is skipped and counted.
 
 Shapes: B groups, each a prompt and its G rollouts; N rollouts in a micro-batch, one per row of its
 tensors; R response tokens. rewards (B, G); mask (N, R) bool; logp, old_logp, ref_logp (N, R): the
@@ -58,7 +58,7 @@ def group_advantages(rewards, scale: str = SCALE):
 
 
 def has_signal(rewards):
-    """Return whether the rewards of each group differ: (B, G) -> (B,) bool.
+    """Return for each group whether its rewards differ: (B, G) -> (B,) bool.
 
     The test uses the range and not the standard deviation, because rounding may make the latter
     positive even for equal rewards.
@@ -123,7 +123,7 @@ def grpo_loss(logp, old_logp, ref_logp, advantages, mask, tokens, rows, *, kl_co
     advantages (N,), one per rollout; tokens, rows: see aggregate. Loss and statistics are already
     divided by the step's totals, so the sum over micro-batches is the value of the step. The
     statistics are means per token: kl, by the loss's own estimator, and clip_fraction, the share of
-    tokens whose ratio is outside the clip.
+    tokens whose ratio is outside [1 - clip, 1 + clip].
     """
     policy_term = surrogate(logp, old_logp, advantages, clip)  # clipped surrogate, contains Eq. 4
     kl_term = token_kl(logp, ref_logp, kl_estimator)           # KL to the initial policy
@@ -232,8 +232,8 @@ def score_in_parts(policy, rollouts, o):
 def response_logps(policy, rollouts, o) -> list:
     """Return one tensor of log-probs (R,) per rollout, without gradient.
 
-    It is 0 at a token that was not drawn, such as those of an episode's observations. Scoring uses
-    the code of training and, for the same rollouts, the same micro-batches.
+    A token that was not drawn, such as one of an episode's observation, has log-prob 0. Scoring
+    uses the code of training and, for the same rollouts, the same micro-batches.
     """
     out = [None] * len(rollouts)
     with torch.no_grad():
@@ -244,8 +244,8 @@ def response_logps(policy, rollouts, o) -> list:
 
 
 def sampler_mismatch(policy, rollouts, o) -> float | None:
-    """Return the mean absolute difference, in nats, between the log-probs that sampling stored and
-    those that scoring computes, over sampled tokens.
+    """Return the mean absolute difference, in nats per sampled token, between the log-probs that
+    sampling stored and those that scoring computes.
 
     Both come from the same policy but from different code, so a large value means that one of them
     is wrong. Return None if the rollouts were not sampled.

@@ -68,8 +68,8 @@ def parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out)
         raise InvalidTask("special tokens")
     task = world.parse_task(text, seed_task, epoch)
     check_task(world, task, seed_task, held_out, *(policy.tokenizer for policy in policies))
-    # Two prompts will contain the task: the agent's, and the simulator's once this is its seed
-    # task. Both must fit the limit. The latter also states p_hat, for which 0.5 is a placeholder.
+    # Two prompts will contain the task: the agent's, and the simulator's when this is its seed
+    # task. Neither may exceed --max-prompt-tokens. The 0.5 is a placeholder for the task's p_hat.
     prompts = world.agent_prompt(task), world.env_prompt(task, 0.5)
     for policy in policies:
         longest = max(len(policy.encode(prompt)) for prompt in prompts)
@@ -122,7 +122,7 @@ def read_teacher(world, path, held_out=frozenset()) -> list:
 
 
 def play(world, o, policy, adapter, tasks, G, temperature, generator):
-    """Let the agent attempt every task G times; return (rollouts, texts), G for each task in turn.
+    """Let the agent attempt every task G times; return (rollouts, texts) in the order of the tasks.
 
     A text is the decoded response. For an episode it is the list turn, observation, turn, ... of
     what the agent and the world wrote.

@@ -5,7 +5,7 @@ Paper: pi_agent and pi_env of Algorithm 1, both initialised from the same instru
 switched off, it is the initial policy, the reference of every KL term. (With --env-model there are
 two Policies with one adapter each.)
 
-Usage: whoever samples from a model or scores text with it does so through a Policy.
+Usage: all sampling from a model, and all scoring of text with it, goes through a Policy.
 
     policy = Policy.load("Qwen/Qwen2.5-7B-Instruct", quant="nf4")
     rollouts = policy.sample("agent", [policy.encode("2+2=")], G=8)
@@ -70,7 +70,7 @@ def token_logprobs(hidden, head, target, temperature: float):
     in sampling; otherwise the scored policy would not be the one that acted.
     """
     def chunk_logprobs(h, y):
-        logits = head(h).float()  # (chunk, V), fp32: bf16 log-softmax is noise
+        logits = head(h).float()  # (chunk, V), in fp32: a log-softmax in bf16 is too inexact
         if temperature != 1:
             logits = logits / temperature
         return -torch.nn.functional.cross_entropy(logits, y, reduction="none")
@@ -143,7 +143,7 @@ class Policy(Chat):
         if adapter_folder:
             check_base(adapter_folder, model)
         lm, tokenizer = load_model(model, quant, dtype, device, max_tokens)
-        with one_line(model):  # a model's own code may raise anything
+        with one_line(model):  # the library's code for this model may raise anything
             policy = cls(lm, tokenizer, adapters, rank, seed, adapter_folder, chat_template_kwargs)
             if tokenizer.chat_template:  # the worlds' own tiny models have none and need no check
                 check_paths(policy, max_tokens)

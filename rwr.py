@@ -108,9 +108,8 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     The statistics are env_kl (to the initial simulator, before this update) and env_kl_step (how
     far this update moved), both in nats per token; env_loss (of the last step taken); env_steps
     (how many were taken); env_capped (1 if the cap ended the update, else 0); env_skipped_steps
-    (those that were not finite); env_weight_ratio (largest weight over smallest);
-    env_imitated (indices into fresh + old of the records that the steps used). What was not
-    measured is None.
+    (those that were not finite); env_weight_ratio (largest weight over smallest); env_imitated
+    (indices into fresh + old of the records that the steps used). What was not measured is None.
     """
     stats = {
         "env_kl": None,
@@ -145,7 +144,7 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
             # keep a copy, with which to undo this step if it crosses the cap
             saved = _snapshot(policy.params[adapter], optimizer)
             # The penalty uses as many texts as the step has records, so it costs about as much as
-            # the imitation. Each step draws other texts.
+            # the imitation. Each step draws its own texts.
             size = len(batch) if o.env_kl else 0
             part = sorted(torch.randperm(len(kl_sample), generator=generator)[:size].tolist())
             loss, finite = rwr_step(
@@ -157,7 +156,7 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
             # The cap bounds KL(before || now), where "before" is the simulator before this update.
             # It wrote the KL sample, so the mean of k3 over that sample estimates this KL.
             step_kl = mean_kl(before, response_logps(policy, kl_sample, o))
-            if not step_kl <= cap:  # also when it is NaN
+            if not step_kl <= cap:  # true of NaN as well
                 _restore(policy.params[adapter], optimizer, saved)
                 stats["env_capped"] = 1
                 break
@@ -183,8 +182,9 @@ def rwr_step(policy, adapter, optimizer, records, weights, o, kl_texts=(), initi
     weights = weights[order]  # (n,)
     loss_of_step = torch.zeros((), device=policy.params[adapter][0].device)
     optimizer.zero_grad(set_to_none=True)
-    # All texts are divided by the same number of tokens, so a weight multiplies the log-likelihood
-    # of its whole text. The weights have mean 1 over all records of the update, not of this step.
+    # The losses of all texts are divided by the same number of tokens, so a weight multiplies the
+    # log-likelihood of its whole text. The weights have mean 1 over all records of the update, not
+    # over those of this step.
     tokens = sum(r.tokens for r in records)
     for micro, logp, mask in score_in_parts(policy, records, o):  # indices, (N, R), (N, R)
         w = weights[micro].to(logp)[:, None]                      # (N, 1)

@@ -4,8 +4,8 @@ What to look at: what each line hands on to the next. The simulator turns seed t
 The agent attempts each of them. The attempts give a success rate, the rate gives a reward for the
 simulator, and the reward gives a weight. Two adapters move independently, and two pools grow.
 Read along: Algorithm 1 of the paper, and `epoch` in genenv.py, which does the same in the same
-order. The world is the default one, the ladder: a task is a digit and a chain of steps, such as
-`9 s1 dbl s2 dec`, start at 9, double it, subtract one (README.md).
+order. The world is the default one, the ladder (README.md). Its tasks are a digit and a chain of
+steps: `9 s1 dbl s2 dec` means to start at 9, double it and subtract one.
 """
 # %% A run: options, world, policy (one frozen base, two adapters), pools, optimisers, generators.
 import sys
@@ -100,10 +100,10 @@ for p_hat in sorted({r.p_hat for r in fresh}):
 print(f"in the band {len(band)}, largest weight / smallest {weight_ratio(weights):.2f}\n"
       "So: the band selects. Inside it the paper's lam and beta give nearly equal weights.")
 
-# %% 2b. RWR on mini-batches of these records. The KL penalty and cap are measured on all texts, not
-# only on those in the band.
+# %% 2b. RWR on mini-batches of these records. The KL penalty and the cap are measured on a sample
+# of all texts, valid or not.
 def nats(records):
-    """Return the mean of -log pi_env over the tokens of these records, under today's simulator."""
+    """Return the simulator's current mean of -log pi_env over the tokens of these records."""
     texts = [Rollout(i, r.prompt, r.response) for i, r in enumerate(records)]
     with run.simulator.use("env"):
         return -float(torch.cat(response_logps(run.simulator, texts, o)).mean())
@@ -123,7 +123,7 @@ run.env_pool.add(state.records)
 print(f"D_env {len(run.env_pool.records)} records\n"
       f"held-out success {start:.3f} -> {mean(rates_on(run, held_out, 4, 1.0)):.3f}\n"
       "So: one epoch already improves the agent on tasks that neither player trains on.\n"
-      "    A run has 24.")
+      "    A run has 24 epochs.")
 print("""
 Try: --G 4: which groups are mixed now, and how coarse is p_hat?
      --k-min 0.1: how many tasks are in the band, and do their weights differ at all?
@@ -135,7 +135,7 @@ rates = [k / o.G for k in range(o.G + 1)]
 axis.bar(rates, [sum(r.p_hat == p for r in fresh) for p in rates], width=0.09,
          color=["C2" if curriculum.in_band(p, alpha, o.k_min) else "C7" for p in rates])
 axis.set(title="green: in the band alpha ± k_min", ylabel="tasks of the epoch (bars)",
-         xlabel="p_hat: share of 8 attempts that succeed")
+         xlabel="p_hat: share of attempts that succeed")
 reward_axis = axis.twinx()
 reward_axis.plot([p / 100 for p in range(101)],
                  [curriculum.reward_bell(p / 100, alpha, o.beta) for p in range(101)], color="C1")

@@ -52,7 +52,7 @@ plain = group_advantages(rewards, scale="none")
 print("\nresponse    r   r - b   advantage")
 for response, r, a, gain in zip(responses, rewards[0], advantages[0], plain[0]):
     print(f"{' '.join(WORDS[i] for i in response):9s} {r:4.0f} {gain:+7.3f} {a:+11.3f}")
-print("So: each column sums to 0. The rarer outcome has the advantage of larger size.")
+print("So: r - b sums to 0, and so do the advantages. The rarer outcome moves more.")
 
 # %% 3. Surrogate and KL. Before the step, pi = pi_old = pi_ref: every ratio is 1, every KL is 0.
 rollouts = [Rollout(0, PROMPT, response) for response in responses]  # one group, with one prompt
@@ -67,9 +67,9 @@ print(f"|surrogate|: {abs(aggregate(per_token, mask, tokens, rows)):.4f},"
 print("So: the value of the loss means nothing here. What counts is its gradient.")
 
 # %% 4. One step. If all responses were equally long, the loss would be 0, but not its gradient,
-# which is that of Eq. 4 with the advantage instead of r - b. For the logit of a first token that
-# was never drawn it is 0, because the advantages sum to 0. The probability of such a token changes
-# only because those of the others do.
+# which is that of Eq. 4 with the advantage instead of r - b. The logit of a first token that
+# was never drawn has gradient 0, because the advantages sum to 0. The probability of such a token
+# changes only because those of the others do.
 optimizer = torch.optim.SGD(policy.params["agent"], lr=1.0)  # a run uses AdamW
 loss, stats = grpo_loss(logp, old_logp, ref_logp, advantages[0], mask, tokens, rows, kl_coef=0.001)
 loss.backward()

@@ -1,9 +1,9 @@
 """Run reward-weighted regression (RWR) on a toy simulator that can write only eight tasks.
 
-What to look at: with enough steps, RWR turns the initial simulator pi_0 into pi_0 exp(lam R) / Z,
-where R is R_env and Z normalises. This limit can be computed, so tables can show what the filter,
-lam, beta and the KL terms do. Above all: with the paper's lam and beta the weights do little, and
-the filter does the selecting.
+What to look at: with enough steps and without a filter, RWR turns the initial simulator pi_0 into
+pi_0 exp(lam R) / Z, where R is R_env and Z normalises. Since this limit can be computed, tables can
+show what the filter, lam, beta and the KL terms do. Above all: with the paper's lam and beta the
+weights do little, and the filter does the selecting.
 Read along: rwr.py, and curriculum.py for Eq. 3 and the filter.
 """
 # %% Eight tasks with known success rates, and a simulator that mostly writes the easy ones.
