@@ -16,7 +16,7 @@ observations, and the admissible commands; its target is the expert's command. T
 name the expert. The data has two (`--variant`):
 
     (default)     planner walkthroughs, 1,600 steps: short and always won. But the planner knows
-                  where things are: for an agent that does not, its first "go to" is often a guess
+                  where things are; for an agent that does not, the first "go to" is often a guess
     handcoded     the rule-based expert of the official DAgger training, only games that it won:
                   it searches, looks around and closes doors, in three times as many steps
     episodes      no expert but whole games; every command's prompt holds the whole transcript

@@ -1,7 +1,7 @@
 """Score API-Bank: does the response make the one API call that a dialogue asks for?
 
 Paper: the column "API-Bank" of the results table. It cites ToRL for the protocol, but ToRL is about
-computation with code and reports no API-Bank. *ToolRL* fits the figures: 61.6 = 368/597 and
+computation with code and has no results on API-Bank. The figures fit *ToolRL*: 61.6 = 368/597 and
 79.1 = 472/597. The paper does not say whether the mean is over the 597 records or over the three
 levels; both figures fit the former. Here each record gets one greedy response.
 

@@ -120,8 +120,8 @@ def _flights(folder) -> dict:
 
 
 def _roads(path) -> dict:
-    """Return {(origin, destination): kilometres by road}, or None for them where there is no road
-    or the drive takes a day or more."""
+    """Return {(origin, destination): kilometres by road}, with None if there is no road or the
+    drive takes a day or more."""
     table = {}
     for row in _table(path):
         km = None

@@ -66,7 +66,7 @@ def cross_cells() -> dict:
 
 def cross2_cells() -> dict:
     """Return {cell: options} of what the cross left out: a quarter of base tasks with an alpha that
-    follows success. Three cells of the cross are run again, on the same base models as these."""
+    follows success. Three cells of the cross are run again on the base models of the new ones."""
     integral = ["--alpha-schedule", "integral"]
     budget = ["--token-budget", "16384"]  # the ladder's default when the first runs were made
     cells = {"genenv, default": budget}

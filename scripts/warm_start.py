@@ -148,9 +148,9 @@ def passes_for(world, pairs) -> int:
 class WarmStart:
     """Run passes over the examples, then rounds over the simulator's texts; save each when it ends.
 
-    s: options of the warm start. state: what a resumed start needs. Beside adapter and optimiser
-    it has "nats_per_token" (the loss of each pass), "rounds" (the texts written before each later
-    pass) and "own" (the valid ones).
+    s: options of the warm start. state: what a resumed start needs. Besides the adapter and the
+    optimiser it has "nats_per_token" (the loss of each pass), "rounds" (the texts written before
+    each later pass) and "own" (the valid ones).
     """
 
     def __init__(self, world, s, out: Path):

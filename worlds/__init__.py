@@ -18,7 +18,7 @@ from data_pool import Task
 from errors import UserError, choose, users_code
 from policy import Policy, policy_options
 
-FEW = 10  # with fewer held-out tasks than this, success means little
+FEW = 10  # with fewer held-out tasks than this, their success rate means little
 NO_SEED = Task("", {})
 
 
@@ -46,7 +46,7 @@ class World:
     # the world's own options, {name: (default, help, choices or None)}; a float must be at least
     # 0, and so must an integer whose default is 0; any other integer must be at least 1
     OPTIONS = {}
-    # whether --model names a chat model, whose memory is then estimated
+    # whether --model names a chat model; if so, a run estimates the memory that it needs
     chat = True
     # limits of an episode; --max-response-tokens limits one turn
     max_turns = 1
@@ -122,10 +122,10 @@ class World:
         return self.o.world_options.get(name, self.OPTIONS[name][0])
 
     def load_policy(self):
-        """Return the Policy with fresh adapters, by default of the chat model in --model.
+        """Return a Policy with fresh adapters, by default on the chat model of --model.
 
         The adapters are "agent" and "env", or only "agent" with an --env-model, as open_policy
-        makes them. Raise UserError if the model does not fit.
+        makes them. Raise UserError if the model does not fit this world.
         """
         return open_policy(self.o.model, self.o)
 

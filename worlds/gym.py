@@ -6,9 +6,10 @@ Usage:
     python genenv.py --world gym --families chain_sum,spell_backward --model MODEL
     python genenv.py warm-start --world gym --families ... --model DIR --out START  # a small model
 
-A task is a line, `chain_sum num_terms=2 num_digits=0 item 417`: a family, a level for each of its
-knobs that can move (0 if it is left out), and a number. The library makes the item from the line
-and scores the answers, so no reference can be wrong, and a level means what it says.
+A task is a line such as `chain_sum num_terms=2 num_digits=0 item 417`: a family of puzzles, a level
+for each of its knobs (what can be made harder; 0 if left out), and a number. The library makes the
+item from the line and scores the answers, so no reference can be wrong, and a level means what it
+says.
 
 Deviations: the simulator never sees a question, only family, levels and number. It learns which of
 the library's levels suit the agent, so a bandit over (family, levels) is its natural rival.

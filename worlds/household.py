@@ -115,7 +115,7 @@ def does_something(spec, state, verb, thing, place) -> bool:
 
 
 def execute(state, verb, thing, place):
-    """Change the state by a command, for which `does_something` has to hold."""
+    """Execute a command, which changes the state; `does_something` has to hold for it."""
     if verb == "go":
         state["at"] = place
     elif verb == "open":
@@ -571,7 +571,7 @@ class World(TinyWorld):
     # ---- the stand-in for an instruct model
 
     def demonstrate(self, task, rng):
-        """Draw (prompt, episode) of the agent's role, with slips.
+        """Draw (prompt, episode) for the agent's role, with slips.
 
         After its last command the agent gives `look` until the episode is over.
         """

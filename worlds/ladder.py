@@ -284,7 +284,7 @@ class World(TinyWorld):
                 return chain
 
     def demonstrate(self, rng, easy=False):
-        """Draw (prompt, response) of the agent's role: all tools with slips, or easy ones with
+        """Draw (prompt, response) for the agent's role: all tools with slips, or easy ones with
         fewer slips."""
         names, most, share = NAMES, MAX_STEPS, 1
         if easy:
@@ -295,7 +295,7 @@ class World(TinyWorld):
         return prompt, self.text.answer(tools, digits)
 
     def imagine(self, rng):
-        """Draw (prompt, response) of the simulator's role."""
+        """Draw (prompt, response) for the simulator's role."""
         seed = self.unseen(rng, NAMES, MAX_STEPS)
         while True:
             chain = rng.randrange(10), vary(seed[1], rng)

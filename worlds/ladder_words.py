@@ -89,5 +89,5 @@ class Words:
 
 
 def plain(text) -> str:
-    """Return a text without full stops at its end and capitals, or "" if it is too long."""
+    """Return a text in lower case without full stops at its end, or "" if it is too long."""
     return text.strip().rstrip(".").lower() if len(text) <= MAX_CHARS else ""

@@ -6,7 +6,7 @@ own small model on imperfect examples of both roles, and the loop starts from th
 Usage: the ladder's and the household's base models are in worlds/base, so that a run starts from
 the same bits on every machine. `python -m worlds.household train SEED FOLDER` trains another one,
 for `genenv.py --world household --model FOLDER`. Seed 0 makes the shipped one, up to rounding,
-which depends on the processor; the household's needs commit 6eb4f27, before its planner was
+which depends on the processor; the household's was made at commit 6eb4f27, before its planner was
 simplified. worlds/template.py trains its model at the first start and keeps it in runs/base.
 
 Deviations: the model has seen only its two roles, and one token is one word. Its layers are those

@@ -82,9 +82,9 @@ ALL_FAULTS, LINE = 600, 180  # at most this many characters report a file's faul
 
 
 def make_task(record: dict, origin: str, seed="", epoch=0) -> Task:
-    """Return a JSON object as a Task, which takes either calls or a short answer.
+    """Return a JSON object as a Task that asks for either calls or a short answer.
 
-    Raise InvalidTask, with .detail, if it is no such task.
+    Raise InvalidTask, with .detail, if it is not one.
     """
     text = record.get("task")
     if not isinstance(text, str):
@@ -196,7 +196,7 @@ def _task_of_line(line: str, tools: dict):
     except (ValueError, RecursionError) as error:
         detail = f"{first_line(error)}; write one object per line"
         raise InvalidTask("not one JSON object", detail) from None
-    # tools that were added to the line depend on its calls, so they are no part of what it asks
+    # tools that were added to the line depend on its calls, so they are not part of what it asks
     return task, canonical([task.text, record.get("tools") and task.spec["tools"]])
 
 

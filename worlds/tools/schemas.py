@@ -3,9 +3,9 @@
 Paper: "valid" of a structured action (a in A_struct of Eq. 1) and the equality a' = a. A call is
 valid if it parses and its arguments satisfy the schema of a declared tool.
 
-Deviations: jsonschema checks arguments by draft 2020-12. worlds/tools/tool_lists.py converts a
-user's schemas to that draft and documents what it leaves out. If a schema declares members, all
-others are refused. Formats are not checked.
+Deviations: jsonschema checks arguments by the rules of draft 2020-12. worlds/tools/tool_lists.py
+converts a user's schemas to that draft and documents what it leaves out. If a schema declares
+members, all others are refused. Formats are not checked.
 """
 import itertools
 import json
@@ -33,7 +33,7 @@ def _unique(pairs) -> dict:
     """Return the members of an object. Raise ValueError if a key appears twice."""
     members = dict(pairs)
     if len(members) < len(pairs):
-        raise ValueError("a key twice in one object")
+        raise ValueError("a key occurs twice in one object")
     return members
 
 
@@ -43,8 +43,8 @@ DECODER = json.JSONDecoder(object_pairs_hook=_unique)
 def json_value(value, depth=0):
     """Return a Python value as a JSON value. Raise ValueError if it is not one.
 
-    Refused are NaN and infinities, integers over MAX_DIGITS digits, strings that a tokenizer cannot
-    encode (NUL, lone surrogates), and values nested deeper than MAX_DEPTH.
+    JSON has no NaN and no infinities. Integers over MAX_DIGITS digits, strings that a tokenizer
+    cannot encode (NUL, lone surrogates) and values nested deeper than MAX_DEPTH are refused, too.
     """
     if depth > MAX_DEPTH:
         raise ValueError(f"nested deeper than {MAX_DEPTH} levels")
@@ -238,7 +238,7 @@ def well_formed(call) -> bool:
 def check_calls(calls, tools: dict, least=1):
     """Raise InvalidTask unless every call is of a declared tool with arguments that fit.
 
-    least: 0 if it is also an answer to call nothing.
+    least: 0 if calling nothing is also an answer.
     """
     if not isinstance(calls, list) or not least <= len(calls) <= MAX_CALLS:
         raise InvalidTask("malformed task", f"calls is not a list of {least} to {MAX_CALLS} calls")
@@ -248,7 +248,7 @@ def check_calls(calls, tools: dict, least=1):
             raise InvalidTask("malformed task", detail)
         name = call["name"]
         if name not in tools:
-            raise InvalidTask("unknown tool", f"{name!r:.80} is called, but is none of the tools")
+            raise InvalidTask("unknown tool", f"{name!r:.80} is called, but is not among the tools")
         fault = argument_fault(call["arguments"], tools[name]["parameters"])
         if fault:
             raise InvalidTask("wrong arguments", f"call of {name!r:.80}: {fault}")

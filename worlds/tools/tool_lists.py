@@ -1,4 +1,4 @@
-"""Convert what users bring, lists of tools and example tasks, to our own form.
+"""Convert users' lists of tools and their example tasks to our own form.
 
 Usage: `read_tools` for --tools FILE, `normalized_record` for a line of --base-tasks. A tool is
 
@@ -88,7 +88,7 @@ def read_tools(path):
             tools[tool["name"]] = tool
             # say so, because a key that we do not know may hold the schema
             if entry.keys().isdisjoint(SCHEMAS):
-                remark = "without a schema: read as without arguments"
+                remark = "no schema: read as taking no arguments"
         except InvalidTask as fault:
             remark = f"left out: {fault.detail}"
         if remark:
@@ -96,7 +96,7 @@ def read_tools(path):
             notes[remark].append(str(name or f"entry {number}")[:60])
     cursor = next_cursor(values)
     if cursor:
-        what = "list that continues: add the page of its nextCursor, whose functions are missing"
+        what = "nextCursor of a page that is missing: add that page to get its functions"
         notes[what].append(str(cursor)[:60])
     if not tools:
         hint = "--tools takes a list of functions, as from tools/list; --base-tasks takes examples"
@@ -201,9 +201,9 @@ def normalized_tool(tool) -> dict:
     if not isinstance(tool, dict) or not isinstance(tool.get("name"), str):
         raise InvalidTask("tool schema", "no 'name' in the function itself")
     if tool.get("type") not in (None, "function"):
-        raise InvalidTask("tool schema", f"of type {str(tool['type'])[:40]}, not a function")
+        raise InvalidTask("tool schema", f"it is of type {str(tool['type'])[:40]}, not a function")
     if not NAME.fullmatch(tool["name"]):
-        detail = "a name with characters other than letters, digits and _.-/"
+        detail = "its name has characters other than letters, digits and _.-/"
         raise InvalidTask("tool schema", detail)
     schemas = [tool[key] for key in SCHEMAS if tool.get(key)]
     root = schemas[0] if schemas else {"type": "object"}
@@ -213,7 +213,7 @@ def normalized_tool(tool) -> dict:
                                  "description": str(tool.get("description") or "")})
         _check_schema(json.dumps(parameters))  # text, so that lru_cache can hash it
     except MALFORMED as error:
-        raise InvalidTask("tool schema", f"a malformed schema: {first_line(error):.80}") from None
+        raise InvalidTask("tool schema", f"malformed schema: {first_line(error):.80}") from None
     _check_one_object(parameters)
     return normalized
 
@@ -224,7 +224,7 @@ def _check_one_object(parameters: dict):
     elsewhere = any("properties" in part for part in others)
     # {"city": "string"} is not a schema either, though users often write it
     if parameters.get("type") != "object" or elsewhere:
-        raise InvalidTask("tool schema", "parameters not one object schema, "
+        raise InvalidTask("tool schema", "its parameters are not one object schema, "
                           """{"type": "object", "properties": {...}}""")
     _check_required({"properties": {}, **parameters})
 
@@ -236,7 +236,7 @@ def _check_required(schema: dict):
         return
     for name in schema.get("required", ()):
         if name not in schema["properties"]:
-            detail = f"required names {name!r:.40}, which properties does not have"
+            detail = f"required names {name!r:.40}, which is not in properties"
             raise InvalidTask("tool schema", detail)
 
 
