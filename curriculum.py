@@ -112,8 +112,8 @@ def agent_reward_plain(e):
 def agent_reward_graded(e):
     """Return the reward with partial credit, so that attempts may differ even if all of them fail.
 
-    The world defines it in `graded`: tool_calls as Tool-R0 does (arXiv 2602.21320). A world that
-    does not define it gives Eq. 1.
+    The method `graded` of the world defines the credit; that of tool_calls follows Tool-R0 (arXiv
+    2602.21320). In a world without such a method the reward is Eq. 1.
     """
     return 0.0 if e.truncated else e.graded
 

@@ -33,7 +33,7 @@ MAX_AGE = 4  # in D_env, an older record is not imitated
 @dataclass
 class Task:
     """Describe a task: what the agent is asked, and how its answer is checked."""
-    text: str             # the task in words, for people
+    text: str             # the task as a readable text
     spec: dict            # evaluation spec: all that the world's checker needs, as plain JSON
     origin: str = "base"  # base | env (the simulator) | static | teacher
     seed_task: str = ""   # id of the task that it is a variation of
@@ -105,8 +105,8 @@ class EnvRecord:
 
 
 class TrainPool:
-    """Keep D_train: base tasks, ready-made tasks, every task with valid traces, and their last
-    p_hat.
+    """Keep D_train: base tasks, ready-made tasks and every task with valid traces, with the last
+    p_hat of each.
 
     tasks: {id: Task}. p_hat: {id: (success rate, epoch that measured it)}. pending: what `save` has
     not written yet.
@@ -219,7 +219,7 @@ def distinct(records) -> list[EnvRecord]:
 def read_jsonl(path) -> list[dict]:
     """Return all records of a JSONL file.
 
-    Raise UserError if there is no file, or if a line is not a JSON object; it names the line.
+    Raise UserError if there is no file, or if a line is not a JSON object; the message names it.
     """
     require_file(path)
     return parse_jsonl(Path(path).read_bytes(), path)

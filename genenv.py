@@ -10,7 +10,7 @@
 Paper: Algorithm 1. `epoch` below reads like it: generate and interact, update both policies,
 aggregate. GRPO is in grpo.py (Eq. 4), RWR in rwr.py. Success rate, R_env and the filter are in
 curriculum.py (Eq. 2, 3), the pools in data_pool.py, and the details of step 1 in interaction.py.
-worlds/ defines the domain (Eq. 1). policy.py holds both policies, which model/ loads and computes.
+worlds/ defines the domain (Eq. 1). policy.py holds both policies, and model/ loads and runs them.
 support/ is the program around the algorithm: options, checkpoints, metrics, reports.
 
 tests/test_theory.py checks two statements that the paper makes about these pieces:
@@ -23,12 +23,12 @@ Names: "env" is the environment simulator. `run` is the Run object (support/run.
 `o` for short, holds its Options. `run.state` is the progress of the current epoch. end_epoch
 replaces it with a fresh state for the next epoch, to which it carries over only `imitated`.
 `run.policy` is the agent's Policy, `run.simulator` the simulator's. Unless --env-model is given,
-they are one object with two adapters. `run.policies` lists the different ones.
+they are one object with two adapters. `run.policies` lists them without repetition.
 
 Deviations: an epoch is split into small steps, so that new tasks can serve as seeds immediately and
-GRPO stays on-policy. For the same reason, the agent attempts a replayed task again: GRPO never
-learns from old traces. The simulator is updated once per epoch, as in the paper. README.md lists
-what the paper leaves open.
+GRPO stays on-policy. Replayed tasks are attempted again, because GRPO must not learn from old
+traces. The simulator is updated once per epoch, as in the paper. README.md lists what the paper
+leaves open.
 
 A run folder holds config.json, metrics.jsonl (one record per epoch), samples.jsonl (tasks and
 traces to read), train.jsonl (D_train), env.jsonl (D_env), checkpoint.pt, and at the end report.html
@@ -140,7 +140,7 @@ def measure_untrained(run: Run):
     state, alpha = run.state, alpha_of(run)
     # This loop has one step, or none if the run was stopped after that step and is now resumed.
     for _ in tqdm(range(state.step, 1), screen.progress(run), leave=False, disable=None):
-        add_ready_made(run)  # tasks from before training: GenEnv-Static's, a teacher's
+        add_ready_made(run)  # the tasks of GenEnv-Static, or those of a teacher
         tasks, records = generate(run, alpha)
         trials = interact(run, tasks)
         add_attempts(run, trials)

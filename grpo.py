@@ -11,11 +11,12 @@ separately.
 Deviations: the token-level loss, the division by the standard deviation and the KL estimator k3
 follow the official configuration (in the authors' repository). Its entropy bonus of 0.001 is off
 here (ENTROPY_BONUS) because the paper does not mention one. By default an update is a single
-optimiser step. Its ratio is 1 everywhere, so nothing is clipped, and the loss is that of REINFORCE
-with advantages normalised within each group, plus the KL term. A group whose rewards are all equal
-gives no signal. It is dropped *before* the forward pass, so neither its KL nor its tokens count in
-the loss. The loss is normalised over the whole optimiser step, so the size of the micro-batches
-affects only memory and time. A step whose loss or gradient is not finite is skipped and counted.
+optimiser step. Then the ratio is 1 everywhere, nothing is clipped, and the loss is that of
+REINFORCE with advantages normalised within each group, plus the KL term. A group whose rewards are
+all equal gives no signal. It is dropped *before* the forward pass, so neither its KL nor its tokens
+count in the loss. The loss is normalised over the whole optimiser step, so the size of the micro-
+batches affects only memory and time. A step whose loss or gradient is not finite is skipped and
+counted.
 
 Shapes: B groups, each a prompt and its G rollouts; N rollouts in a micro-batch, one per row of its
 tensors; R response tokens. rewards (B, G); mask (N, R) bool; logp, old_logp, ref_logp (N, R): the
@@ -149,7 +150,7 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     rollouts: B groups of G Rollouts, group after group. rewards (B, G): their rewards in the same
     order. o: Options, of which temperature, agent_kl, mini_batch and token_budget are read.
     generator: shuffles the groups if there are several steps. Groups without signal cost no forward
-    pass. If no group has one, nothing changes.
+    pass. If no group has a signal, nothing changes.
 
     The statistics are zero_variance (the share of groups without signal); kl (to the initial
     policy, in nats per token), clip_fraction and grad_norm (before clipping), each a mean over the
@@ -232,7 +233,7 @@ def score_in_parts(policy, rollouts, o):
 def response_logps(policy, rollouts, o) -> list:
     """Return one tensor of log-probs (R,) per rollout, without gradient.
 
-    A token that was not drawn, such as one of an episode's observation, has log-prob 0. Scoring
+    A token that was not drawn, such as one in an observation, has log-prob 0. Scoring
     uses the code of training and, for the same rollouts, the same micro-batches.
     """
     out = [None] * len(rollouts)

@@ -38,7 +38,7 @@ def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,
 
     policies: the simulator's, then the agent's if it is a different one. rollouts: what the
     simulator wrote; the group of each is the index of its seed task. held_out: keys of the held-out
-    tasks. batch: tasks that the batch has already.
+    tasks. batch: tasks already in the batch.
     """
     seen = {key for task in batch for key in task_keys(world, task)}
     written = []

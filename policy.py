@@ -70,7 +70,7 @@ def token_logprobs(hidden, head, target, temperature: float):
     in sampling; otherwise the scored policy would not be the one that acted.
     """
     def chunk_logprobs(h, y):
-        logits = head(h).float()  # (chunk, V), in fp32: a log-softmax in bf16 is too inexact
+        logits = head(h).float()  # (chunk, V), in fp32: a log-softmax in bf16 is too imprecise
         if temperature != 1:
             logits = logits / temperature
         return -torch.nn.functional.cross_entropy(logits, y, reduction="none")
@@ -91,7 +91,7 @@ class Policy(Chat):
     """Wrap a frozen causal language model with named LoRA adapters. The base class, Chat, converts
     between text and token ids.
 
-    active: name of the active adapter; None for the base alone, which is the reference policy.
+    active: name of the active adapter; None for the bare base, which is the reference policy.
     params: {adapter: its parameters}, gathered once by name. Optimisers are built from these lists
     and never from requires_grad, which PEFT changes whenever adapters are switched.
     """
