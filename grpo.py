@@ -14,9 +14,9 @@ here (ENTROPY_BONUS) because the paper does not mention one. By default an updat
 optimiser step. Then the ratio is 1 everywhere, nothing is clipped, and the loss is that of
 REINFORCE with advantages normalised within each group, plus the KL term. A group whose rewards are
 all equal gives no signal. It is dropped *before* the forward pass, so neither its KL nor its tokens
-count in the loss. The loss is normalised over the whole optimiser step, so the size of the micro-
-batches affects only memory and time. A step whose loss or gradient is not finite is skipped and
-counted.
+count in the loss. The loss is normalised over the whole optimiser step, so the size of the
+micro-batches affects only memory and time. A step whose loss or gradient is not finite is skipped
+and counted.
 
 Shapes: B groups, each a prompt and its G rollouts; N rollouts in a micro-batch, one per row of its
 tensors; R response tokens. rewards (B, G); mask (N, R) bool; logp, old_logp, ref_logp (N, R): the
