@@ -55,9 +55,9 @@ with loading():  # these imports take seconds; a missing package is reported in 
     from support import checkpoint, screen
 
 import curriculum
-from data_pool import EnvRecord, Task, Trace, Trial, distinct
+from data_pool import EnvRecord, Task, Trial, distinct
 from grpo import grpo_update
-from interaction import attempt_score, play, read_written, transcript
+from interaction import read_written, try_tasks
 from model.memory import enough_memory
 from rwr import draw_kl_sample, rwr_update
 from support.metrics import mean, sampled_nats
@@ -115,14 +115,15 @@ def epoch(run: Run):
         checkpoint.end_step(run)
     # 2b. environment update, on what the simulator wrote in this epoch (fresh) and in earlier ones
     # (old, from D_env). If a task has several records, only the newest counts.
-    fresh, old = distinct(state.records), old_records(run)
+    records = distinct(run.env_pool.imitable(state.epoch) + state.records)
     # R_env of old records is computed again because alpha may have changed. Their p_hat is not
     # measured again, although it may be MAX_AGE epochs old and the agent has changed since then.
-    for record in fresh + old:
+    for record in records:
         p_hat = record.p_hat_of(o.p_hat_unit)
         record.r_env = curriculum.R_env(o.difficulty_reward, p_hat, alpha, o.beta)  # Eq. 3
-    fresh = learnable_records(run, fresh, alpha)  # |p_hat - alpha| <= k_min
-    old = learnable_records(run, old, alpha)
+    records = learnable_records(run, records, alpha)  # |p_hat - alpha| <= k_min
+    fresh = [r for r in records if r.epoch == state.epoch]
+    old = [r for r in records if r.epoch < state.epoch]
     env_stats = {"env_kept": len(fresh)}  # this metric does not count old records
     if o.variant == "genenv":  # the other variants never train the simulator
         env_stats |= update_environment(run, fresh, old)  # RWR, w ~ exp(lam * R_env)
@@ -254,25 +255,11 @@ def draw_ready_made(run) -> list[Task]:
 def interact(run, tasks) -> list[Trial]:
     """Let the agent attempt every task G times, and score the attempts."""
     o, state = run.o, run.state
-    rollouts, texts = play(run.world, o, run.policy, "agent", tasks, o.G, o.temperature,
-                           run.sampler)
-    state.agent_nats += sampled_nats(rollouts)
-    trials = []
-    for b, task in enumerate(tasks):
-        members = slice(b * o.G, (b + 1) * o.G)
-        attempts = zip(rollouts[members], texts[members])
-        traces = [trace_of(run, task, rollout, text) for rollout, text in attempts]
-        p_hat = curriculum.success_rate([e.reward for e in traces])  # Eq. 2
-        trials.append(Trial(task, rollouts[members], traces, p_hat))
+    # Eq. 1: r of each attempt, Eq. 2: p_hat of each task
+    trials = try_tasks(run.world, o, run.policy, tasks, o.G, o.temperature, run.sampler)
     state.trials += trials
+    state.agent_nats += sampled_nats(r for trial in trials for r in trial.rollouts)
     return trials
-
-
-def trace_of(run, task, rollout, text) -> Trace:
-    """Score one attempt and return its Trace."""
-    reward, valid, graded = attempt_score(run.world, task, rollout, text)  # Eq. 1: r
-    truncated = bool(rollout.limit)
-    return Trace(transcript(rollout, text), reward, valid, truncated, rollout.tokens, graded)
 
 
 def add_attempts(run, trials):
@@ -315,14 +302,6 @@ def attach_p_hats(records, trials):
     for r in records:
         r.p_hat_seed = mean(other.p_hat for other in records if other.group == r.group)
         r.p_hat_batch = mean(other.p_hat for other in records)
-
-
-def old_records(run) -> list[EnvRecord]:
-    """Return the records of earlier epochs that may be imitated again: one per task, and none whose
-    task was written again in this epoch."""
-    rewritten = {key for r in run.state.records for key in r.keys}
-    old = distinct(run.env_pool.imitable(run.state.epoch))
-    return [r for r in old if rewritten.isdisjoint(r.keys)]
 
 
 def learnable_records(run, records, alpha) -> list[EnvRecord]:

@@ -14,7 +14,8 @@ see them. An attempt that contains one earns nothing, like an attempt that was c
 """
 from dataclasses import dataclass, replace
 
-from data_pool import Task, read_jsonl
+import curriculum
+from data_pool import Task, Trace, Trial, read_jsonl
 from errors import UserError, checked
 from policy import Rollout
 from worlds import NO_SEED, InvalidTask, special_token_in, task_keys
@@ -119,6 +120,26 @@ def read_teacher(world, path, held_out=frozenset()) -> list:
 
 # ---------------------------------------------------------------------------------------------
 # interact: the agent attempts the tasks
+
+
+def try_tasks(world, o, policy, tasks, G, temperature, generator) -> list[Trial]:
+    """Let the agent attempt every task G times, score the attempts, and return a Trial per task."""
+    rollouts, texts = play(world, o, policy, "agent", tasks, G, temperature, generator)
+    trials = []
+    for b, task in enumerate(tasks):
+        members = slice(b * G, (b + 1) * G)
+        attempts = zip(rollouts[members], texts[members])
+        traces = [trace_of(world, task, rollout, text) for rollout, text in attempts]
+        p_hat = curriculum.success_rate([e.reward for e in traces])  # Eq. 2
+        trials.append(Trial(task, rollouts[members], traces, p_hat))
+    return trials
+
+
+def trace_of(world, task, rollout, text) -> Trace:
+    """Score one attempt and return its Trace."""
+    reward, valid, graded = attempt_score(world, task, rollout, text)  # Eq. 1: r
+    truncated = bool(rollout.limit)
+    return Trace(transcript(rollout, text), reward, valid, truncated, rollout.tokens, graded)
 
 
 def play(world, o, policy, adapter, tasks, G, temperature, generator):

@@ -13,26 +13,18 @@ from transformers.cache_utils import DynamicLayer
 
 
 class GrowingLayer(DynamicLayer):
-    """Hold keys and values of one layer in buffers that grow.
-
-    A full buffer grows by half, and by at least 32 steps. capacity: how many keys fit in the first
-    buffer, which holds the prompts.
-    """
-
-    def __init__(self, capacity):
-        super().__init__()
-        self.capacity = capacity
+    """Hold keys and values of one layer in buffers, which grow by half when they are full."""
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Append keys and values (live, heads, slots, d), and return views of all so far."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
-            self._hold(self.capacity)
+            self.buffers = self.keys, self.values
         K, slots = self.keys.shape[2], key_states.shape[2]
         end = K + slots
         if end > self.buffers[0].shape[2]:
-            self._hold(end + max(32 * slots, K // 2))
+            self._hold(end + end // 2)
         keys, values = self.buffers
         keys[:, :, K:end], values[:, :, K:end] = key_states, value_states
         self.keys, self.values = keys[:, :, :end], values[:, :, :end]

@@ -15,9 +15,8 @@ import math
 from collections import Counter
 from statistics import stdev
 
-import curriculum
 from data_pool import task_id
-from interaction import attempt_score, play
+from interaction import try_tasks
 from support import health
 from worlds import NO_SEED
 
@@ -35,11 +34,9 @@ T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2
 
 def rates_on(run, tasks, G: int, temperature: float) -> list[float]:
     """Return the agent's success rate on each task over G attempts."""
-    o, world = run.o, run.world
-    generator = run.policy.generator(3 * o.seed + 2)  # the same seed in every epoch
-    rollouts, texts = play(world, o, run.policy, "agent", tasks, G, temperature, generator)
-    rewards = [attempt_score(world, tasks[r.group], r, text)[0] for r, text in zip(rollouts, texts)]
-    return [curriculum.success_rate(rewards[b * G:(b + 1) * G]) for b in range(len(tasks))]
+    generator = run.policy.generator(3 * run.o.seed + 2)  # the same seed in every epoch
+    trials = try_tasks(run.world, run.o, run.policy, tasks, G, temperature, generator)
+    return [trial.p_hat for trial in trials]
 
 
 def validation(run) -> dict:

@@ -6,13 +6,13 @@ import random
 from collections import Counter, deque
 from copy import deepcopy
 from dataclasses import replace
-from types import SimpleNamespace
 
 import pytest
 
 from data_pool import Task, read_jsonl
 from helpers import Speaker, refused_with, tiny_lm
 import genenv
+import interaction
 from policy import Policy, Rollout
 from worlds import InvalidTask, NO_SEED, household as h
 from interaction import attempt_score, play, transcript
@@ -235,10 +235,9 @@ def test_play_scores_what_happened():
 def test_an_attempt_that_met_a_limit_earns_nothing_and_counts_as_cut_off():
     """Otherwise an agent that never finishes would look like one that answers wrongly, or a task
     that nobody solves in time like one that cannot be scored."""
-    run = SimpleNamespace(world=WORLD)
     text = [part for command in h.plan(TASK) for part in (command, "")]
     for limit, valid in (("too many turns", True), ("too many tokens", False)):
-        trace = genenv.trace_of(run, TASK, Rollout(0, [], [], limit=limit), text)
+        trace = interaction.trace_of(WORLD, TASK, Rollout(0, [], [], limit=limit), text)
         assert (trace.reward, trace.valid, trace.truncated, trace.graded) == (0, valid, True, 0)
 
 
@@ -250,7 +249,7 @@ def test_a_run_of_episodes_is_learnt_from(tmp_path, monkeypatch):
     lm = tiny_lm(vocab_size=len(h.WORDS), eos_token_id=list(range(1, 25)))
     policy = Policy(lm, word_tokenizer(h.WORDS), rank=2)
     monkeypatch.setattr(h.World, "load_policy", lambda world: policy)
-    monkeypatch.setattr(genenv, "attempt_score",
+    monkeypatch.setattr(interaction, "attempt_score",
                         lambda world, task, rollout, text: (rollout.tokens % 2, True, 0))
     folder = genenv.train(replace(OPTIONS, epochs=1, steps=2, seed_tasks=2, variations=2, G=4,
                                   val_samples=1, threads=1, out=str(tmp_path / "r")))

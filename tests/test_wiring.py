@@ -20,6 +20,7 @@ import torch
 import curriculum
 import data_pool
 import genenv
+import interaction
 import rwr
 from curriculum import in_band
 from data_pool import TrainPool, distinct, read_jsonl
@@ -41,7 +42,7 @@ OPTIONS = dict(  # no value is a default, so that a constant in place of an opti
     env_batch=2, threads=3)
 RECORDED = [
     (Policy, "sample"), (TrainPool, "sample"), (curriculum, "select_seed_tasks"),
-    (genenv, "read_written"), (genenv, "play"), (genenv, "interact"), (genenv, "grpo_update"),
+    (genenv, "read_written"), (interaction, "play"), (genenv, "interact"), (genenv, "grpo_update"),
     (genenv, "rwr_update"), (genenv, "note_refused"), (genenv, "end_epoch")]
 
 
@@ -386,7 +387,7 @@ def test_schedules_see_how_the_run_goes(monkeypatch):
 def test_what_an_epoch_did_not_measure_is_null(model, tmp_path, monkeypatch):
     """Otherwise 0 would pass for a measurement, for example that of a sampler without mismatch."""
     # no group is mixed, and no task is in the band
-    monkeypatch.setattr(genenv, "attempt_score", lambda *attempt: (0.0, True, 0.0))
+    monkeypatch.setattr(interaction, "attempt_score", lambda *attempt: (0.0, True, 0.0))
     options = "--preset", "tiny", "--threads", "1", "--model", model, "--out", str(tmp_path / "r")
     assert genenv.main(options) == 0
     untrained, *trained = read_jsonl(tmp_path / "r" / "metrics.jsonl")
