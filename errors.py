@@ -1,8 +1,8 @@
 """Report users' mistakes in one line, guard users' own code, and write files atomically.
 
-Usage: genenv.py and the programs in eval/ and scripts/ run under `plain_errors`. Anything that a
-user can fix is raised as a UserError. The program then prints one line, which says what is wrong
-and what to do, and ends with exit code 2.
+Usage: genenv.py and nearly all other programs of the project run under `plain_errors`. Anything
+that a user can fix is raised as a UserError. The program then prints one line, which says what is
+wrong and what to do, and ends with exit code 2.
 """
 import difflib
 import os

@@ -15,9 +15,11 @@ support/ is the program around the algorithm: options, checkpoints, metrics, rep
 
 tests/test_theory.py checks two statements that the paper makes about these pieces:
   Prop. 1 (Eq. 5): C_min p (1 - p) <= E||g||^2 <= C_max p (1 - p) for the gradient g of Eq. 4 and
-    the success rate p of a task. So a task that is solved half of the time teaches the most.
-  Thm. 1 (Eq. 9): of two tasks with n attempts each, R_env fails to rank the one nearer to alpha
-    first with probability at most 4 exp(-2/9 gap^2 n), where gap = ||p_1 - alpha| - |p_2 - alpha||.
+    the success rate p of a task, if ||grad log pi||^2 is between C_min and C_max. So a task that is
+    solved half of the time teaches the most.
+  Thm. 1 (Eq. 9): of two tasks with success rates p_1 and p_2 and n attempts each, R_env fails to
+    rank the one nearer to alpha first with probability at most 4 exp(-2/9 gap^2 n), where
+    gap = ||p_1 - alpha| - |p_2 - alpha||.
 
 Names: "env" is the environment simulator. `run` is the Run object (support/run.py), and `run.o`, or
 `o` for short, holds its Options. `run.state` is the progress of the current epoch. end_epoch
