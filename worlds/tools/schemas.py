@@ -3,9 +3,9 @@
 Paper: "valid" of a structured action (a in A_struct of Eq. 1) and the equality a' = a. A call is
 valid if it parses and its arguments satisfy the schema of a declared tool.
 
-Deviations: jsonschema checks arguments by the rules of draft 2020-12. worlds/tools/tool_lists.py
-converts a user's schemas to that draft and documents what it leaves out. If a schema declares
-members, all others are refused. Formats are not checked.
+Deviations: the package jsonschema checks arguments by the draft 2020-12 of JSON Schema.
+worlds/tools/tool_lists.py converts a user's schemas to that draft and documents what it leaves out.
+If a schema declares members, all others are refused. Formats are not checked.
 """
 import itertools
 import json

@@ -11,9 +11,10 @@ server to `tools/list` or a line of a base-task file. Other fields are ignored. 
 field of a tool, of a line or of a schema is missing, as in tables with a column for every field;
 but a `default` may be null, and {"const": null} allows null.
 
-Deviations: a schema is rewritten in draft 2020-12. The simulator and the agent are shown this form,
-and worlds/tools/schemas.py checks calls against it. The content of a $ref or allOf is merged into
-the schema around it, unless the two contradict. Where a schema recurs within itself, anything fits.
+Deviations: a schema is rewritten in JSON Schema's draft 2020-12. The simulator and the agent are
+shown this form, and worlds/tools/schemas.py checks calls against it. The content of a $ref or allOf
+is merged into the schema around it, unless the two contradict. Where a schema recurs within itself,
+anything fits.
 const becomes an enum, and a list of items becomes prefixItems. oneOf becomes anyOf, and is dropped
 beside an anyOf. A default that does not fit its own argument, such as null for a text, is dropped:
 the argument may still be left out. An enum is dropped if none of its values has the type. OpenAPI's
