@@ -157,11 +157,11 @@ class TrainPool:
     def sample(self, n: int, base_share: float, generator) -> list[Task]:
         """Draw n tasks for the agent with replacement: each is a base task with probability
         base_share, and otherwise any other task of the pool."""
-        others = [t for t in self.tasks.values() if t.origin != "base"]
+        others = [t for t in self.tasks.values() if t.origin != "base"] or self.base
         from_base = torch.rand(n, generator=generator) < base_share  # (n,)
         picks = []
         for is_base in from_base.tolist():
-            source = self.base if is_base or not others else others
+            source = self.base if is_base else others
             i = torch.randint(len(source), (), generator=generator)
             picks.append(source[int(i)])
         return picks

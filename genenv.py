@@ -62,7 +62,7 @@ from grpo import grpo_update
 from interaction import read_written, try_tasks
 from model.memory import enough_memory
 from rwr import draw_kl_sample, rwr_update
-from support.metrics import mean, sampled_nats
+from support.metrics import mean
 from support.options import Options
 from support.run import Run, alpha_of, end_epoch, finish, note_refused, prepare_run
 from support.start import start
@@ -260,7 +260,8 @@ def interact(run, tasks) -> list[Trial]:
     # Eq. 1: r of each attempt, Eq. 2: p_hat of each task
     trials = try_tasks(run.world, o, run.policy, tasks, o.G, o.temperature, run.sampler)
     state.trials += trials
-    state.agent_nats += sampled_nats(r for trial in trials for r in trial.rollouts)
+    # for the entropy of the policy; tokens that were read, not drawn, count 0
+    state.agent_nats -= sum(logp for trial in trials for r in trial.rollouts for logp in r.logps)
     return trials
 
 

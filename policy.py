@@ -105,9 +105,6 @@ class Policy(Chat):
         """
         self.active = None
         self.source = ""  # the folder or hub name that it was loaded from
-        # for how many tokens decoding has had room: its slots, summed over its steps. A finished
-        # rollout may hold a slot for a while (model/decoding.py).
-        self.slot_steps = 0
         model.requires_grad_(False)
         self.model = add_adapters(model, adapters, rank, seed, adapter_folder).eval()
         # the transformers model itself, with LoRA inside its layers

@@ -77,7 +77,6 @@ def decode_rows(policy, prompts, G, T, temperature, generator, turns=None) -> li
         # 2) draw a token for every rollout that has a slot
         slots = decoder.places()                                    # into (B, G)
         ids, logp = draw(head(hidden), temperature, generator)      # (live, slots)
-        policy.slot_steps += ids.numel()
         if turns:
             # read, rather than draw, tokens of an observation that is already in the row
             drawn_now = is_drawn[..., t][slots]
@@ -88,15 +87,14 @@ def decode_rows(policy, prompts, G, T, temperature, generator, turns=None) -> li
         lengths[slots] += ~done[slots]  # a finished rollout may keep its slot for a while
 
         # 3) end a rollout when its response is complete, or an episode when its world ends it
-        any_ended = None  # unknown: reading `done` here would make the host wait for the GPU
         if turns:
             end_of_turn = torch.isin(tokens[..., t], eos) & is_drawn[..., t] & ~done
-            any_ended = turns.answer_finished(t, end_of_turn, tokens, is_drawn, done)
+            turns.answer_finished(t, end_of_turn, tokens, is_drawn, done)
         else:
             done[slots] |= torch.isin(ids, eos)
 
         # 4) drop finished rollouts to make room
-        if not decoder.keep(done, any_ended):
+        if not decoder.keep(done):
             break
 
         # 5) feed the tokens of the rollouts that remain
@@ -203,16 +201,13 @@ class Decoder:
         mask = group_mask(self.rollout, self.owner)
         return self._forward(ids, position_ids=self.positions(), attention_mask=mask)
 
-    def keep(self, done, any_ended=None) -> bool:
+    def keep(self, done) -> bool:
         """Drop finished rollouts, and return whether another step is needed.
 
-        done (B, G): which have finished. any_ended: whether any has since the last call, None if
-        the caller does not know.
+        done (B, G): which have finished.
         """
         if self.left == 0:
             return False
-        if any_ended is False:
-            return True
         groups, rollout = compact(done[self.live])
         if len(groups):
             self._leave(groups, rollout)
@@ -259,12 +254,12 @@ class GraphDecoder(Decoder):
     """
     layer_class, stage_left = FreezingLayer, 0
 
-    def keep(self, done, any_ended=None) -> bool:
+    def keep(self, done) -> bool:
         """Do what Decoder.keep does, but rarely: asking how many still run makes the GPU wait."""
-        if any_ended is None:
-            drawn = self.fed + 1  # the last token drawn has not been fed yet
-            any_ended = drawn % CHECK_EVERY == 0
-        return super().keep(done, any_ended)
+        drawn = self.fed + 1  # the last token drawn has not been fed yet
+        if self.left and drawn % CHECK_EVERY:
+            return True
+        return super().keep(done)
 
     def _leave(self, groups, rollout):
         """Do what Decoder._leave does, but only if a new stage must begin soon or would halve the
@@ -383,12 +378,12 @@ class Turns:
         self.max_turns, self.max_turn_tokens = max_turns, max_turn_tokens
         self.begin, self.count, self.ended_because = Counter(), Counter(), {}
 
-    def answer_finished(self, t, end_of_turn, tokens, is_drawn, done) -> bool:
+    def answer_finished(self, t, end_of_turn, tokens, is_drawn, done):
         """Answer the turns that ended with token t, or end their episodes.
 
-        Return whether any episode ended. end_of_turn, done (B, G), tokens, is_drawn (B, G, T);
-        tokens, is_drawn and done are updated in place. The host waits for a GPU once, and again if
-        turns ended, since the next token needs the world's answers.
+        end_of_turn, done (B, G), tokens, is_drawn (B, G, T); tokens, is_drawn and done are updated
+        in place. The host waits for a GPU once, and again if turns ended, since the next token
+        needs the world's answers.
         """
         G, T = tokens.shape[1:]
         finished = end_of_turn.flatten().nonzero().flatten().tolist()
@@ -412,7 +407,6 @@ class Turns:
                 ended_now.append(n)
         for n in ended_now:
             done[n // G, n % G] = True
-        return len(ended_now) > 0
 
     def _answer(self, n, turn, room):
         """Return the world's answer to a turn. At the episode's end, note why in ended_because and

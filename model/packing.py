@@ -98,24 +98,21 @@ def split_groups(rollouts, token_budget: int):
     Groups stay whole if possible, and are sorted by length to reduce padding. A group that exceeds
     the budget by itself is split between responses, so its prompt is encoded again for each piece.
     """
-    pieces, i = [], 0  # (length, indices of rollouts)
-    for group in by_group(rollouts):
-        length, members = len(group[0].prompt), []
-        for r in group:
-            if members and length + len(r.response) > token_budget:
-                pieces.append((length, members))
-                length, members = len(r.prompt), []
-            length += len(r.response)
-            members.append(i)
-            i += 1
-        pieces.append((length, members))
+    pieces = []  # [length, indices of rollouts]
+    for i, r in enumerate(rollouts):
+        former = rollouts[i - 1]
+        begins = i == 0 or (r.group, r.prompt) != (former.group, former.prompt)
+        if begins or pieces[-1][0] + len(r.response) > token_budget:
+            pieces.append([len(r.prompt), []])
+        pieces[-1][0] += len(r.response)
+        pieces[-1][1].append(i)
 
-    batch, rows, widest = [], 0, 0
+    batch, rows = [], 0
     for length, members in sorted(pieces):
-        # every row is padded to the widest
-        if batch and max(widest, length) * (rows + 1) > token_budget:
+        # every row is padded to the longest, which is this one
+        if batch and length * (rows + 1) > token_budget:
             yield batch
-            batch, rows, widest = [], 0, 0
-        batch, rows, widest = batch + members, rows + 1, max(widest, length)
+            batch, rows = [], 0
+        batch, rows = batch + members, rows + 1
     if batch:
         yield batch

@@ -177,16 +177,6 @@ def simulator_figures(run, trials, env_stats: dict) -> dict:
     return figures
 
 
-def sampled_nats(rollouts) -> float:
-    """Return the sum of -log-prob over drawn tokens, in nats, at the sampling temperature. Divided
-    by the number of tokens, it estimates the policy's entropy."""
-    logps = []
-    for r in rollouts:
-        drawn = r.drawn or [True] * len(r.logps)
-        logps += [logp for logp, was_drawn in zip(r.logps, drawn) if was_drawn]
-    return -sum(logps)
-
-
 def new_trials(state) -> list:
     """Return the first Trial of each of this epoch's new tasks: a task may be tried again, but only
     its first p_hat counts."""

@@ -158,11 +158,14 @@ def alpha_of(run) -> float:
     o, epoch = run.o, run.state.epoch
     if epoch == 0:
         return o.alpha
+    # assume these figures until an epoch has tasks
+    last = {"success_rate": 0.5, "mixed_share": 0.0, "p_hat_counts": [0] * (o.G + 1),
+            "mixed_of_possible": None}
     # an epoch without new tasks does not measure the agent: use the last epoch that had some
-    measured = [record for record in run.history if record["distinct_tasks"]]
-    nothing = {"success_rate": 0.5, "mixed_share": 0.0, "p_hat_counts": [0] * (o.G + 1),
-               "mixed_of_possible": None}
-    last, previous = [nothing, *measured][-1], run.history[-1]
+    for record in run.history:
+        if record["distinct_tasks"]:
+            last = record
+    previous = run.history[-1]
     context = curriculum.Context(
         epoch=epoch, epochs=o.epochs, alpha=o.alpha, alpha_end=o.alpha_end,
         previous=previous["alpha"], new_tasks=previous["distinct_tasks"],

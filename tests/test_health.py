@@ -7,8 +7,7 @@ The records of six epochs are made by hand; every check looks at every epoch.
 import pytest
 
 import genenv
-from policy import Rollout
-from support import health, metrics as measure
+from support import health
 
 QUIET = dict(epoch=3, alpha=0.5, success_rate=0.5, validated=3, validation=0.5, distinct_tasks=40,
              reward=0.5, skill_entropy=2.0, written=48, invalid={}, truncated=0.0,
@@ -63,10 +62,3 @@ def test_a_healthy_run_and_chance_raise_no_warning():
         ("env_kept", "env_steps", "env_capped", "env_skipped_steps", "env_kl")))
     assert warnings_of(epochs()) == warnings_of(epochs(6, **none), variant="static") == []
     assert warnings_of(epochs(1, env_kl=3.0)) == []
-
-
-def test_entropy_is_of_drawn_tokens_only():
-    """Otherwise observations, which are read and not drawn, would count towards the entropy."""
-    rollouts = [Rollout(0, [1], [2, 3, 4], [-1.0, -9.0, -2.0], "", [True, False, True]),
-                Rollout(0, [1], [2], [-0.5])]
-    assert measure.sampled_nats(rollouts) == 3.5

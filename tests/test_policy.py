@@ -184,7 +184,7 @@ def places(*objects):
     return entries
 
 
-@pytest.mark.parametrize("turns", [1, 4])
+@pytest.mark.parametrize("turns", [1, 6])
 def test_recorded_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monkeypatch, turns):
     """Otherwise a GPU would silently replay an old Python number, the old address of a tensor, or
     a key that is seen too early or never written."""
