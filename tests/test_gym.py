@@ -50,7 +50,7 @@ def world(monkeypatch):
         item = {"question": gym.write_line(family, levels, number), "answer": str(number)}
         return SimpleNamespace(score_answer=score_answer), item
 
-    monkeypatch.setattr(gym, "find_spec", lambda name: True)
+    monkeypatch.setattr(gym.World, "PACKAGE", "")
     monkeypatch.setattr(gym, "make_item", make_item)
     gym.item_of.cache_clear()
     yield gym.World(OPTIONS)

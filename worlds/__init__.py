@@ -46,6 +46,10 @@ class World:
     # the world's own options, {name: (default, help, choices or None)}; a float must be at least
     # 0, and so must an integer whose default is 0; any other integer must be at least 1
     OPTIONS = {}
+    # an optional package without which the world cannot work, and the command that installs it
+    PACKAGE, INSTALL = "", ""
+    # whether the world reads its tasks from --base-tasks and --validation-tasks
+    reads_task_files = False
     # whether --model names a chat model; if so, a run estimates the memory that it needs
     chat = True
     # limits of an episode; --max-response-tokens limits one turn
@@ -64,6 +68,11 @@ class World:
     def __init__(self, o):
         """Keep o, the run's Options. Raise UserError for options and files that cannot be used."""
         self.o = o
+        if self.PACKAGE and find_spec(self.PACKAGE) is None:
+            raise UserError(f"--world {o.world} needs the package {self.PACKAGE}: {self.INSTALL}")
+        if not self.reads_task_files and (o.base_tasks or o.validation_tasks):
+            raise UserError(f"--world {o.world} makes its own tasks: --base-tasks and "
+                            "--validation-tasks need another world, such as --world tool_calls")
         for name in o.world_options.keys() - self.OPTIONS.keys():
             raise UserError(f"--world {o.world} no longer has the option {name!r} of this run: "
                             "use the version that made the run")
@@ -181,6 +190,14 @@ class World:
         """Return the reply to a turn, or None if the episode is over. `state` may be changed."""
         return None
 
+    def replay(self, task, turns):
+        """Return the state of an episode after these turns; those after its end do not count."""
+        state = self.start(task)
+        for turn in turns:
+            if self.respond(task, state, turn) is None:
+                break
+        return state
+
     def seed_for(self, task, generator) -> Task:
         """Return the seed task as the simulator sees it, with the same id."""
         return task
@@ -249,13 +266,6 @@ def open_policy(model: str, o, adapters=None, **how):
     if adapters is None:
         adapters = ("agent",) if o.env_model else ("agent", "env")
     return Policy.load(model, adapters=adapters, **policy_options(o), **how)
-
-
-def refuse_task_files(o):
-    """Raise UserError if a run gives files of tasks to a world that makes its own."""
-    if o.base_tasks or o.validation_tasks:
-        raise UserError(f"--world {o.world} makes its own tasks: --base-tasks and "
-                        "--validation-tasks need another world, such as --world tool_calls")
 
 
 # ---------------------------------------------------------------------------------------------

@@ -18,18 +18,16 @@ The goals are ALFWorld's six kinds. `put two mug in drawer` needs two mugs; `put
 means to look at the mug under a lamp, which our code puts on the desk. The package's seventh goal,
 with a movable receptacle, is left out: the domain has no action that puts a thing into one.
 
-Deviations from ALFWorld: an episode has MAX_TURNS commands instead of 50; each receptacle occurs
-only once; every object fits everywhere and can be cleaned, heated and cooled.
+Deviations from ALFWorld: an episode has 24 commands instead of 50; each receptacle occurs only
+once; every object fits everywhere and can be cleaned, heated and cooled.
 """
 import sys
 from collections import Counter
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import worlds
 from data_pool import Task
-from errors import UserError
 from worlds import InvalidTask, household as h
 from worlds.alfworld_text import SYSTEM, normalise, question, read_boxed
 from worlds.tiny_model import chat, in_words
@@ -43,9 +41,7 @@ GOALS = {
 HOW = "|".join(filter(None, GOALS))
 FORM = rf"put (?:({HOW}) )?({h.THING})()() in ({h.PLACE})"
 NAMES = {"counter": "countertop", "table": "diningtable", "sink": "sinkbasin"}  # the rest agree
-MAX_TURNS = 24  # commands in an episode
 N_TASKS = 2 * h.PER_RUNG  # tasks of a split, from the household's two easiest rungs
-MOMENTS = 4096  # how many the cache holds, of all games together
 PROBLEM = Path(__file__).with_suffix(".pddl").read_text()
 RULES = (
     "Write a household: the goal, then every receptacle and the objects in it. The goal is `put "
@@ -64,8 +60,7 @@ def make_task(text, *rest) -> Task:
 
     rest: the last fields of Task. Raise InvalidTask if it is not one.
     """
-    spec = h.read_household(text, FORM, copies=2)
-    return Task(h.household(spec), spec, *rest)
+    return h.read_task(text, *rest, goal_pattern=FORM, copies=2)
 
 
 def facts_of(spec) -> str:
@@ -93,8 +88,7 @@ def problem(spec):
     end = goal["pddl"].format(**words).replace("#", "-")
     facts = facts_of(spec)
     if how == "lit":
-        lamp = "desklamp_1"
-        facts += f"(inReceptacle {lamp} {target}_1) (objectAtLocation {lamp} at_{target})"
+        facts += f"(inReceptacle desklamp_1 {target}_1) (objectAtLocation desklamp_1 at_{target})"
     return PROBLEM.format(facts=facts, goal=end), goal["templates"][0].format(**words)
 
 
@@ -118,14 +112,13 @@ def engine():
     return game
 
 
-@lru_cache(MOMENTS)
-def first_moment(text):
+def first_moment(home):
     """Return what the engine shows at the start of a household, with its planner's commands.
 
     Raise InvalidTask for a household that it cannot play.
     """
     arguments, game = sys.argv, engine()
-    game._game_data["pddl_problem"], goal = problem(make_task(text).spec)
+    game._game_data["pddl_problem"], goal = problem(make_task(home).spec)
     try:
         shown = game.reset()
     # the translator reports an unreachable goal in these ways
@@ -138,12 +131,12 @@ def first_moment(text):
     return shown
 
 
-@lru_cache(MOMENTS)
-def moment(text, commands=()):
-    """Return what the engine shows of a household after some admissible commands."""
+@lru_cache(4096)  # moments of all games together
+def moment(home, *commands):
+    """Return what the engine shows of a household, a text, after some admissible commands."""
     if not commands:
-        return first_moment(text)
-    earlier = [moment(text, commands[:n]) for n in range(len(commands))]
+        return first_moment(home)
+    earlier = [moment(home, *commands[:n]) for n in range(len(commands))]
     # the engine holds one game at a time, so restart this one ...
     game, state = engine(), earlier[0]["extra.state"]
     state._facts.clear()
@@ -183,19 +176,14 @@ def with_goals(homes, turn=0) -> list:
 
 class World(worlds.World):
     """Play households in ALFWorld's engine."""
-    REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable",
-               "too long")
+    PACKAGE = "alfworld"
+    INSTALL = "pip install 'textworld[pddl]==1.7.0' alfworld==0.4.2 (needs C and C++ compilers)"
+    REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable")
     DEFAULTS = {"max_prompt_tokens": 1024, "max_response_tokens": 128, "max_task_tokens": 160}
-    max_turns, max_episode_tokens = MAX_TURNS, 6144
+    # an agent without luck goes to all 8 receptacles, opens 5 and then needs at most 8 commands
+    max_turns, max_episode_tokens = 24, 6144
     category_name = "goal"
     same_task_key = staticmethod(h.key_of)
-
-    def __init__(self, o):
-        super().__init__(o)
-        if not find_spec("alfworld") or not find_spec("fast_downward"):
-            raise UserError("--world alfworld needs ALFWorld's engine: pip install "
-                            "'textworld[pddl]==1.7.0' alfworld==0.4.2 (a C and a C++ compiler)")
-        worlds.refuse_task_files(o)
 
     def base_tasks(self):
         """Return homes of five receptacles."""
@@ -219,31 +207,27 @@ class World(worlds.World):
     def parse_task(self, text, seed_task, epoch):
         """Return the task that the simulator wrote. Raise InvalidTask with one of REASONS."""
         task = make_task(text, "env", seed_task.id, epoch)
-        plan = moment(task.text)["policy_commands"]
-        if not plan:
+        if not moment(task.text)["policy_commands"]:
             raise InvalidTask("nothing to do")
-        # an unlucky agent goes to every receptacle and opens it before it does anything else
-        if 2 * len(task.spec["house"]) + len(plan) > MAX_TURNS:
-            raise InvalidTask("too long")
         return task
 
     # ---- Eq. 1
 
     def start(self, task):
-        """Return the state of an episode: the admissible commands that were given."""
-        return {"commands": ()}
+        """Return the state of an episode: its household, then the admissible commands so far."""
+        return [h.household(task.spec)]
 
     def respond(self, task, state, text):
         """Let the engine execute a turn, which changes state, and return the observation.
 
         Return None when the goal is reached.
         """
-        shown = moment(task.text, state["commands"])
+        shown = moment(*state)
         options, feedback = shown["admissible_commands"], "Nothing happens."
         command = normalise(read_boxed(text))
         if command in options:
-            state["commands"] = (*state["commands"], command)
-            shown = moment(task.text, state["commands"])
+            state.append(command)
+            shown = moment(*state)
             options, feedback = shown["admissible_commands"], shown.feedback
         return None if shown["won"] else f"{feedback}\n\n{question(options)}"
 
@@ -252,12 +236,8 @@ class World(worlds.World):
 
         response: the agent's turns, a list of texts. They are executed again from the start.
         """
-        state = self.start(task)
-        for turn in response:
-            if self.respond(task, state, turn) is None:
-                break
-        commands = state["commands"]
-        return float(moment(task.text, commands)["won"]), 0 < len(commands) == len(response)
+        home, *commands = self.replay(task, response)
+        return float(moment(home, *commands)["won"]), 0 < len(commands) == len(response)
 
     def gold(self, task):
         """Return the planner's commands, one turn per line."""
@@ -277,8 +257,10 @@ class World(worlds.World):
 
         The goals of the variations change from pass to pass.
         """
-        tasks, env = self.base_tasks(), []
-        for task, variation in zip(tasks, with_goals(h.base(), 1 + turn % 5)):
+        pairs = {"agent": [], "env": []}
+        variations = with_goals(h.base(), 1 + turn % 5)
+        for task, variation in zip(self.base_tasks(), variations):
+            pairs["agent"].append(worlds.demonstration(self, task))
             # no task has been tried yet
-            env.append((self.env_prompt(task, None), variation.text))
-        return {"agent": [worlds.demonstration(self, task) for task in tasks], "env": env}
+            pairs["env"].append((self.env_prompt(task, None), variation.text))
+        return pairs

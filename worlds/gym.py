@@ -30,7 +30,6 @@ import signal
 import threading
 from contextlib import contextmanager, redirect_stdout
 from functools import lru_cache
-from importlib.util import find_spec
 from pathlib import Path
 
 import worlds
@@ -38,7 +37,6 @@ from data_pool import Task
 from errors import UserError, choose
 from worlds.tiny_model import chat, in_words
 
-INSTALL = "pip install reasoning-gym==0.1.25 (it needs a C compiler)"
 TABLE = Path(__file__).with_name("gym_levels.json")
 LINE = re.compile(r"([a-z0-9_]+)((?: [a-z0-9_]+=[0-9]{1,2})*) item ([0-9]{1,4})")
 # numbers of items: a run draws from RUN; held-out tasks have other numbers
@@ -205,6 +203,8 @@ def checked_families(text: str, table: dict):
 
 class World(worlds.World):
     """Train a chat model on families of reasoning-gym."""
+    PACKAGE = "reasoning_gym"
+    INSTALL = "pip install reasoning-gym==0.1.25 (it needs a C compiler)"
     REASONS = ("malformed", "unknown family", "no such level", "held-out number",
                "cannot be made", "the answer is too long", "the question is too long")
     DEFAULTS = {"max_prompt_tokens": 2304, "max_response_tokens": 64, "max_task_tokens": 48,
@@ -217,9 +217,6 @@ class World(worlds.World):
 
     def __init__(self, o):
         super().__init__(o)
-        if find_spec("reasoning_gym") is None:
-            raise UserError(f"--world gym needs the package of its tasks: {INSTALL}")
-        worlds.refuse_task_files(o)
         table = json.loads(TABLE.read_text())
         # {family: {knob: its highest level}}; knobs that cannot move are not in a line
         self.levels = {}

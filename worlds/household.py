@@ -287,10 +287,22 @@ def check_household(spec, copies=1):
         raise InvalidTask("inconsistent")
 
 
-def solved(text, origin="env", seed="", epoch=0) -> Task:
-    """Read a text as a task that has a solution. Raise InvalidTask if it is not one."""
-    spec = read_household(text)
-    task = Task(household(spec), spec, origin, seed, epoch)
+def read_task(text, *rest, **form) -> Task:
+    """Read a text as a task. Raise InvalidTask if it is not a consistent household.
+
+    rest: the last fields of Task. form: arguments of read_household.
+    """
+    spec = read_household(text, **form)
+    return Task(household(spec), spec, *rest)
+
+
+def solved(text, *rest) -> Task:
+    """Read a text as a task that has a solution. Raise InvalidTask if it is not one.
+
+    rest: the last fields of Task.
+    """
+    task = read_task(text, *rest)
+    spec = task.spec
     appliances = {TREATMENTS[how][1] for how, _ in spec["goal"] if how}
     if not appliances <= {place for place, _, _ in spec["house"]}:
         raise InvalidTask("unsolvable")
@@ -553,10 +565,7 @@ class World(TinyWorld):
 
         response: the agent's turns, a list of texts. They are executed again from the start.
         """
-        state = start(task)
-        for turn in response:
-            if respond(task, state, turn) is None:
-                break
+        state = self.replay(task, response)
         valid = bool(response) and all(map(read_command, response))
         return float(reached(task.spec, state)), valid  # Eq. 1: 1[a' in A_goal]
 

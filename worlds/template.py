@@ -82,8 +82,8 @@ class World(worlds.World):
 
     def __init__(self, o):
         super().__init__(o)
-        if o.model or o.quant or o.base_tasks or o.validation_tasks:
-            raise UserError("this world brings its own: no --model, --quant or --*-tasks")
+        if o.model or o.quant:
+            raise UserError("this world brings its own model: no --model or --quant")
 
     # ---- task sets
 

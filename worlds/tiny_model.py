@@ -185,7 +185,6 @@ class TinyWorld(worlds.World):
         if self.chat and not self.CHAT_DEFAULTS:
             raise UserError(f"--world {self.NAME} takes only its own small models, and {o.model} "
                             f"is not one: python -m worlds.{self.NAME} train SEED FOLDER makes one")
-        worlds.refuse_task_files(o)
 
     @classmethod
     def defaults(cls, asked: dict) -> dict:

@@ -344,6 +344,7 @@ class World(worlds.World):
     may_decline = False  # whether some task has nothing to call
     category_name = "number of calls"
     imitate_once = True  # otherwise a small simulator would write the same few calls forever
+    reads_task_files = True
     same_task_key = staticmethod(same_task_key)
 
     def __init__(self, o):
