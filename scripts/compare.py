@@ -4,7 +4,7 @@
     python genenv.py compare runs/000-genenv        # its report.html, even while the run continues
 
 Usage: as above; it reads config.json and metrics.jsonl of each run. Runs that differ only in their
-seeds belong to one *setting*: they are drawn as one line, and their means are compared too.
+seeds belong to one *setting*: they are drawn in one colour, and their means are compared too.
 
 Deviations: a run is one seed; a difference between two curves is a result only if several seeds
 show it (python -m scripts.experiments).
@@ -14,17 +14,17 @@ from statistics import fmean
 from typing import NamedTuple
 
 from errors import check_overwrite, printable, write_whole
-from scripts.tables import markdown
-from support import figures, report
+from support import figures, report, screen
 from support.metrics import interval
 from support.options import COMMANDS, MAY_CHANGE, Options, Parser, flag
 
 TITLE = "Runs compared"
 NO_SETTING = "--seed", *map(flag, MAY_CHANGE)
 CAUTION = ("A difference between two runs says little, because seeds often differ by more: read "
-           "means of several. They have 95 % intervals over the seeds that both settings share.")
-FIGURES = ("Bars show standard errors over seeds. If a run's report draws several curves, the "
-           "first is compared: sampled answers, and the simulator's KL.")
+           "means of several. They have 95 % intervals over the seeds that both settings share. "
+           "pass@k: solved in at least one of the --val-samples attempts.")
+FIGURES = ("Runs that differ only in their seeds have one colour. If a run's report draws several "
+           "curves, the first is compared: sampled answers, and the simulator's KL.")
 
 
 class RunRecord(NamedTuple):
@@ -65,37 +65,53 @@ def compare(folders, path) -> str:
     lines = {}  # {setting: the records of each of its runs}
     for run, setting in zip(runs, settings):
         lines.setdefault(setting, []).append(run.metrics)
-    note = f"{CAUTION} {report.READING} {FIGURES}"
-    held_out = {"heading": "Held-out success", "table": rows, "text": note}
-    write_whole(path, report.page(TITLE, [held_out, *figures.of_runs(lines)]))
-    return "\n".join([*markdown(rows), CAUTION, f"wrote {path}"])
+    heading = f"Held-out success after epoch {epoch}"
+    sections = [{"heading": heading, "table": rows, "text": CAUTION},
+                {"heading": "Curves", "figures": figures.of_runs(lines),
+                 "text": f"{report.READING} {FIGURES}"}]
+    write_whole(path, report.page(TITLE, sections))
+    table = map(terminal_line, rows)
+    return "\n".join([heading, *table, screen.wrapped("", CAUTION), f"wrote {path}"])
+
+
+def terminal_line(row) -> str:
+    """Return a row of the table for a terminal of 80 columns."""
+    run, setting, success, gain, solved = row
+    return screen.wrapped(f"{success:<9}{gain:<27}{solved:<8}", f"{run}: {setting}")
 
 
 def settings_of(runs) -> list:
-    """Return, for each run, the options and code hashes that not all runs share, as one text.
+    """Return, for each run, as one text the options that not all runs share, and the functions and
+    files whose code is not that of the first run which used them.
 
     Options that make no setting (NO_SETTING) are left out.
     """
-    options = []
+    settings = []
+    versions = {}  # {function or file: {its hash: 1, 2, ... in the order of the runs}}
     for run in runs:
-        pairs = [*report.changed_options(run.o), *run.o.code.items()]
-        options.append({f"{name} {value}" for name, value in pairs if name not in NO_SETTING})
-    common = set.intersection(*options)
-    return [", ".join(sorted(texts - common)) or "defaults" for texts in options]
+        pairs = report.changed_options(run.o)
+        texts = {f"{name} {value}" for name, value in pairs if name not in NO_SETTING}
+        for name, digest in run.o.code.items():
+            numbers = versions.setdefault(name, {})
+            number = numbers.setdefault(digest, len(numbers) + 1)
+            if number > 1:
+                texts.add(f"{name} edited (version {number})")
+        settings.append(texts)
+    common = set.intersection(*settings)
+    return [", ".join(sorted(texts - common)) or "defaults" for texts in settings]
 
 
 def rows_of_runs(runs, settings, epoch) -> list:
     """Return held-out success of each run, its gain over the first run with the same seed, and
     pass@k: the share of held-out tasks solved in at least one of k attempts."""
     first = {}  # {seed: the record of the first run with it}
-    rows = [["run", "what differs", f"held-out, epoch {epoch}", "minus first run, same seed",
-             "pass@k"]]
+    rows = [["run", "what differs", "success", "minus first, same seed", "pass@k"]]
     for run, setting in zip(runs, settings):
         m = run.metrics[epoch]
         reference = first.setdefault(run.o.seed, m)
         solved = [rate > 0 for rates in m["validation_rates"].values() for rate in rates]
         rows.append([run.folder, setting, f"{m['validation']:.3f}", gain_text(m, reference),
-                     f"{fmean(solved):.3f}, k = {run.o.val_samples}"])
+                     f"{fmean(solved):.3f}"])
     return rows
 
 
@@ -104,7 +120,7 @@ def gain_text(m: dict, reference: dict) -> str:
     if m is reference:
         return "-"
     if m["validation_set"] != reference["validation_set"]:
-        return "held-out tasks differ: do not compare"
+        return "other held-out tasks"
     return f"{m['validation'] - reference['validation']:+.3f}"
 
 

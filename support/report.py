@@ -17,11 +17,13 @@ from data_pool import read_jsonl
 from errors import UserError, write_whole
 from support import figures
 from support.options import Options, flag, flat, saved_options
-from worlds import FEW
+from worlds import FEW, load_world
 
 # options that do not change a result
 UNIMPORTANT = "out", "threads", "date", "code"
 READING = "Read held-out success first, then why: mixed groups, tasks in the band, their variety."
+ANCESTRY = ("The longest chain of variations: each task varies the one above it, with the epoch "
+            "that wrote it and the p_hat of its first attempts.")
 EXPLANATION = ("Samples: a task, in grey the one it varies, a right answer, the best and worst "
                "attempt.")
 FACTS = {"held-out success": "validation", "held-out, greedy answers": "validation_greedy",
@@ -34,27 +36,29 @@ def write(folder) -> Path:
     folder = Path(folder)
     metrics, o = read_run(folder)
     about = f"{o.variant} on {o.world}, seed {o.seed}, epochs 0 to {len(metrics) - 1}"
-    summary = list(facts(metrics).items())
+    pool = read_jsonl(folder / "train.jsonl")
+    samples = read_jsonl(folder / "samples.jsonl")
     sections = [
-        {"text": about, "table": summary},
-        {"text": READING},
+        {"text": about, "table": facts(metrics).items()},
         {"heading": "Warnings, explained in TROUBLESHOOTING.md", "table": warning_rows(metrics)},
-        *figures.of_one_run(metrics, o.k_min),
+        {"heading": "Curves", "text": READING, "figures": figures.of_one_run(metrics, o.k_min)},
         {"heading": "Held-out tasks", "table": held_out_rows(metrics)},
-        {"heading": "Options other than those of --help", "table": changed_options(o)},
+        {"heading": "Options other than this world's defaults", "table": changed_options(o)},
+        {"heading": "How a task came about", "text": ANCESTRY, "table": ancestry(pool)},
         {"heading": "Tasks and answers", "text": EXPLANATION,
-         "groups": sample_cards(metrics, read_jsonl(folder / "samples.jsonl"))},
+         "samples": samples_by_epoch(metrics, samples)},
     ]
+    path = folder / "report.html"
     # written atomically: it is a run's last file, and shows that the run is complete
-    write_whole(folder / "report.html", page(folder.name, sections))
-    return folder / "report.html"
+    write_whole(path, page(folder.name, sections))
+    return path
 
 
 def page(title: str, sections: list) -> bytes:
     """Return a whole page.
 
     sections: dicts with some of heading and text (texts), table (rows of cells), figures (see
-    figures.py) and groups of cards (see sample_cards).
+    figures.py) and samples ({epoch: records of samples.jsonl}).
     """
     folder = jinja2.FileSystemLoader(Path(__file__).parent)
     templates = jinja2.Environment(loader=folder, autoescape=True)
@@ -134,43 +138,33 @@ def held_out_rows(metrics) -> list:
 
 
 def changed_options(o) -> list:
-    """Return a row for each option that differs from its default in --help, or is a world's."""
-    usual = vars(Options())
-    rows = []
-    for name, value in flat(o).items():
-        if name not in UNIMPORTANT and value != usual.get(name):
-            rows.append([flag(name), value])
-    return rows
+    """Return a row for each option that differs from its default in this world."""
+    world, options = load_world(o.world), flat(o)
+    usual = vars(Options()) | world.defaults(options)
+    for name, (default, _, _) in world.OPTIONS.items():
+        usual[name] = default
+    return [[flag(name), value] for name, value in options.items()
+            if name not in UNIMPORTANT and value != usual.get(name)]
 
 
-def sample_cards(metrics, samples) -> list:
-    """Return [{"heading": epoch, "cards": its samples}] of the first, middle and last epoch."""
-    groups = []
-    last = metrics[-1]["epoch"]
-    for epoch in sorted({0, (last + 1) // 2, last}):
-        cards = [card(r) for r in samples if r["epoch"] == epoch]
-        groups.append({"heading": f"epoch {epoch}", "cards": cards})
-    return groups
+def ancestry(records) -> list:
+    """Return rows of the longest chain of tasks, each a variation of the one above it.
 
-
-def card(r) -> dict:
-    """Return a sample as {"tag": a line about it, "texts": [(kind, text)]}.
-
-    It shows a task, its seed task, its expected answer and its attempts with rewards, or a refused
-    text.
+    records: those of train.jsonl, in which a task comes after its seed task.
     """
-    texts = []
-    if r["seed_task"]:
-        texts.append(("seed", f"varies: {r['seed_task']}"))
-    if "refused" in r:
-        tag = f"refused: {r['reason']}"
-        texts.append(("wrong", r["refused"]))
-    else:
-        writer = r["origin"].replace("env", "simulator")
-        tag = f"{writer}, epoch {r['written_in']}, p_hat = {r['p_hat']:.2f}"
-        texts.append(("task", r["task"]))
-        texts.append(("", f"a right answer: {r['expected']}"))
-        for e in r["traces"]:
-            kind = "right" if e["reward"] >= 0.5 else "wrong"
-            texts.append((kind, f"r = {e['reward']:.2g}: {e['text']}"))
-    return {"tag": tag, "texts": texts}
+    chains = {"": []}  # {id of a task: rows of its seed tasks, from a base task on, and its own}
+    for r in records:
+        task = r["task"]
+        if task["seed_task"] in chains:
+            p_hat = f"p_hat {as_text(r['p_hat'], '.3f')}"
+            row = [f"epoch {task['epoch']}", p_hat, task["text"]]
+            chains.setdefault(task["id"], [*chains[task["seed_task"]], row])
+    longest = max(chains.values(), key=len)
+    return longest if len(longest) > 1 else []
+
+
+def samples_by_epoch(metrics, samples) -> dict:
+    """Return {epoch: its samples} of the first, middle and last epoch."""
+    last = metrics[-1]["epoch"]
+    epochs = sorted({0, (last + 1) // 2, last})
+    return {epoch: [r for r in samples if r["epoch"] == epoch] for epoch in epochs}

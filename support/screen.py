@@ -6,6 +6,7 @@ Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success
 tasks: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
 """
 import shlex
+import textwrap
 
 from support.figures import was_measured
 from support.report import as_text, duration, facts
@@ -42,7 +43,7 @@ def banner(o, folder, threads: int) -> str:
 
 
 def line(r: dict, before=()) -> str:
-    """Return an epoch's line, shorter than 80 characters, with its warnings below.
+    """Return an epoch's line, shorter than 80 characters, with its warnings below, wrapped.
 
     A warning appears by name only if the previous epoch had it too. before: a list of the previous
     record, if any.
@@ -55,8 +56,17 @@ def line(r: dict, before=()) -> str:
     names_before = {warning["name"] for m in before for warning in m["warnings"]}
     for warning in r["warnings"]:
         name, text = warning["name"], warning["text"]
-        lines.append(f"  ! still {name}" if name in names_before else f"  ! {name}: {text}")
+        words = f"still {name}" if name in names_before else f"{name}: {text}"
+        lines.append(wrapped("  ! ", words))
     return "\n".join(lines)
+
+
+def wrapped(beginning: str, text: str) -> str:
+    """Return a text in lines of at most 80 characters. The first has this beginning, the others are
+    indented as far; options and paths stay whole."""
+    return textwrap.fill(text, 80, initial_indent=beginning,
+                         subsequent_indent=" " * len(beginning), break_on_hyphens=False,
+                         break_long_words=False)
 
 
 def progress(run) -> str:
@@ -78,7 +88,7 @@ def closing_words(run) -> str:
     next."""
     lines = [""]
     for name, value in facts(run.history).items():
-        lines.append(f"{name:<27} {value}")
+        lines.append(wrapped(f"{name:<28}", value))
     # explain what may surprise readers who know what alpha is for
     last = run.history[-1]
     if last["distinct_tasks"] and last["success_rate"] > last["alpha"] + run.o.k_min:

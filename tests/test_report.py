@@ -10,7 +10,7 @@ import pytest
 
 import curriculum
 import genenv
-from data_pool import Task, Trial
+from data_pool import Task, Trial, task_id
 from errors import printable
 from scripts import compare
 from support import figures, metrics as measure, report
@@ -29,13 +29,18 @@ def record(epoch, **fields):
             "warnings": [], **fields}
 
 
-def save(folder, records, samples=(), **options):
-    """Write the three files from which the pages are made, and return the folder."""
+def save(folder, records, samples=(), pool=(), **options):
+    """Write the four files from which the pages are made, and return the folder."""
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**vars(genenv.Options()), **options}))
-    for name, rows in (("metrics", records), ("samples", samples)):
+    for name, rows in (("metrics", records), ("samples", samples), ("train", pool)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     return folder
+
+
+def pooled(text, seed_task):
+    """Return a record of train.jsonl: a task that varies another."""
+    return {"task": vars(Task(text, text, seed_task=seed_task)), "p_hat": 0.5, "epoch": 0}
 
 
 def page_of(folder, text):
@@ -45,7 +50,8 @@ def page_of(folder, text):
     refused = dict(epoch=0, seed_task=text, refused=text, reason=text)
     entry = record(0, warnings=[{"name": text, "text": text}], validation_by={text: 0.5},
                    validation_rates={text: [0.5]}, category_name=text, length_unit=text)
-    save(folder, [entry], [sample, refused], model=text, world=text)
+    pool = [pooled(text, ""), pooled(text + ".", task_id(text))]
+    save(folder, [entry], [sample, refused], pool, model=text)
     return report.write(folder).read_text()
 
 
@@ -116,13 +122,24 @@ def test_what_an_epoch_did_not_measure_is_not_drawn():
     nothing = dict.fromkeys(("success_rate", "mixed_share", "mixed_of_possible", "env_kl"))
     silent = record(2, distinct_tasks=0, validated=1, **nothing)
     for key in (*nothing, "validation"):
-        assert [t for t, _ in figures.points([[record(1), silent]], key)] == [1], key
+        [line] = figures.points([[record(1), silent], [silent]], key)
+        assert [t for t, _ in line] == [1], key
+
+
+def test_a_chain_of_variations_leads_from_a_base_task_to_the_task_before_it():
+    """Otherwise the report would show tasks that do not stem from each other, or never end: a
+    simulator may write a base task again, as a variation of its own variation."""
+    base, a, b, c, lost = map(task_id, ("base", "a", "b", "c", "lost"))
+    links = [("base", ""), ("a", base), ("b", a), ("base", b), ("c", lost), ("d", c), ("a", c)]
+    rows = report.ancestry([pooled(*link) for link in links])
+    assert [text for _, _, text in rows] == ["base", "a", "b"]
+    assert report.ancestry([pooled("base", "")]) == []
 
 
 def test_runs_are_compared_on_one_page(tmp_path):
     """Otherwise runs with different held-out tasks or code would be compared as equals, or --out
     would overwrite a file of a run."""
-    one = save(tmp_path / "_one $\\frac$", [record(0), record(1)])
+    one = save(tmp_path / "_one $\\frac$", [record(0), record(1)], code={"reward_bell": "a"})
     lower = record(1, validation=1 / 3, validation_rates={"inc": [0.5, 0.5, 0.0]})
     two = save(tmp_path / "two", [record(0), lower], code={"reward_bell": "a, then b"})
     other = save(tmp_path / "other", [record(0), record(1, validation_set="b")])
@@ -133,7 +150,7 @@ def test_runs_are_compared_on_one_page(tmp_path):
         assert genenv.main([*command, "--out", str(other / file)]) == code
     page = (other / "compare.html").read_text()
     assert "-0.167" in page
-    assert "reward_bell a, then b" in page and "do not compare" in page
+    assert "reward_bell edited (version 2)" in page and "other held-out tasks" in page
 
 
 def test_settings_are_compared_by_the_seeds_that_they_share():
