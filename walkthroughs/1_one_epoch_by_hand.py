@@ -25,6 +25,7 @@ from rwr import KL_CAP, rwr_weights, weight_ratio
 from support.health import counted
 from support.metrics import mean, rates_on
 from support.options import parse_options
+from support.screen import wrapped
 from walkthroughs import canvas, keep_picture
 
 
@@ -46,7 +47,8 @@ start = mean(rates_on(run, held_out, 4, 1.0))
 print(f"held-out success before, from 4 attempts per task (a run makes 8): {start:.3f}")
 tasks, records = run.train_pool.tasks, run.env_pool.records
 print(f"D_train {len(tasks)} tasks, all base; D_env {len(records)} records\n"
-      "So: the agent knows the format but slips often; the simulator has written nothing yet.")
+      "So: the agent knows the format but slips often; the simulator has written\n"
+      "    nothing yet.")
 
 # %% An epoch has `steps` small steps, so that new tasks can serve as seed tasks immediately.
 for step in range(o.steps):
@@ -63,13 +65,14 @@ for step in range(o.steps):
     state.records += records
     if step == 0:  # look at the first step
         print(f"\nstep 0: written {len(state.env_rollouts)}, valid {len(tasks)}")
-        print(f"  refused: {counted(state.invalid)}")
-        print("seed task -> its variation:  an answer, its reward r (Eq. 1), the p_hat (Eq. 2)")
+        print(wrapped("  refused: ", counted(state.invalid)))
+        print("seed task -> its variation\n"
+              "    an answer, its reward r (Eq. 1), the p_hat (Eq. 2)")
         for trial in trials[:3]:
             seed_task = run.train_pool.tasks[trial.task.seed_task]
             first = trial.traces[0]
-            print(f"  {seed_task.text}  ->  {trial.task.text}:  {first.text}")
-            print(f"    r {first.reward:.0f}, p_hat {trial.p_hat:.3f}")
+            print(f"  {seed_task.text}  ->  {trial.task.text}")
+            print(f"    {first.text}, r {first.reward:.0f}, p_hat {trial.p_hat:.3f}")
         print("So: a variation is another task, and code decides whether an answer is right.")
         # Show what GRPO makes of the eight rewards of one group.
         mixed = next((trial for trial in trials if 0 < trial.p_hat < 1), trials[0])
@@ -81,7 +84,8 @@ for step in range(o.steps):
         print("So: the group's mean is the baseline. If one outcome is rarer, it weighs more.")
     print(f"step {step}: {1 - stats['zero_variance']:.0%} of the groups mixed, gradient norm "
           f"{shown(stats['grad_norm'])}, KL to the start {shown(stats['kl'])}")
-print("So: groups that are all right or all wrong teach nothing; only mixed ones make the step.")
+print("So: groups that are all right or all wrong teach nothing; only mixed ones make\n"
+      "    the step.")
 n, base = len(run.train_pool.tasks), len(run.train_pool.base)
 print(f"D_train {n} tasks: {base} base tasks, {n - base} new ones")
 
@@ -93,12 +97,13 @@ for record in fresh:
 band = [r for r in fresh if curriculum.in_band(r.p_hat, alpha, o.k_min)]
 weights = rwr_weights(torch.tensor([r.r_env for r in band]), o.lam)  # RWR: w ~ exp(lam * R_env)
 weight_of = {r.p_hat: float(w) for r, w in zip(band, weights)}  # equal p_hat means equal weight
-print("\np_hat      tasks    R_env   weight (mean 1 over the tasks in the band; Eq. 2, Eq. 3, RWR)")
+print("\np_hat      tasks    R_env   weight (RWR; mean 1 over the tasks in the band)")
 for p_hat in sorted({r.p_hat for r in fresh}):
     same = [r for r in fresh if r.p_hat == p_hat]
     print(f"{p_hat:.3f} {len(same):10d} {same[0].r_env:8.3f} {shown(weight_of.get(p_hat)):>8s}")
 print(f"in the band {len(band)}, largest weight / smallest {weight_ratio(weights):.2f}\n"
-      "So: the band selects. Inside it the paper's lam and beta give nearly equal weights.")
+      "So: the band selects. Inside it the paper's lam and beta give nearly equal\n"
+      "    weights.")
 
 # %% 2b. RWR on mini-batches of these records. The KL penalty and the cap are measured on a sample
 # of all texts, valid or not.
@@ -114,9 +119,10 @@ band_before, others_before = nats(band), nats(others)
 stats = genenv.update_environment(run, band, old=[])  # D_env has no older records yet
 print(f"\nRWR: {stats['env_steps']} steps, KL of the update {shown(stats['env_kl_step'])}, at most "
       f"{KL_CAP}")
-print(f"nats per token: imitated tasks {band_before:.3f} -> {nats(band):.3f}, other tasks "
-      f"{others_before:.3f} -> {nats(others):.3f} (lower is likelier)")
-print("So: the simulator now writes tasks like the imitated ones more often, others less often.")
+print(f"nats per token (lower is likelier): imitated tasks {band_before:.3f} -> {nats(band):.3f}"
+      f"\n    other tasks {others_before:.3f} -> {nats(others):.3f}")
+print("So: the simulator now writes tasks like the imitated ones more often, others\n"
+      "    less often.")
 
 # %% 3b. D_env <- D_env + generations. Later epochs may imitate them again, until they are too old.
 run.env_pool.add(state.records)
@@ -126,7 +132,7 @@ print(f"D_env {len(run.env_pool.records)} records\n"
       "    A run has 24 epochs.")
 print("""
 Try: --G 4: which groups are mixed now, and how coarse is p_hat?
-     --k-min 0.1: how many tasks are in the band, and do their weights differ at all?
+     --k-min 0.1: how many tasks are in the band, and do their weights differ?
      --alpha 0.8: which tasks does the simulator imitate then?""")
 
 # %% The picture: the number of tasks at each p_hat. Only those in the band are imitated.

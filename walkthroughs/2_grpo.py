@@ -80,7 +80,8 @@ for word in (7, 6, EOS, 3):
     print(f"{WORDS[word]:11s} {gradient[0, word]:+10.4f} {before[0, word]:11.4f} "
           f"{policy.probs()[0, word]:9.4f}")
 print(f"after one step: P(right answer) = {p_right():.4f}\n"
-      "So: 7 goes up, wrong tokens that were drawn go down, and those never drawn hardly move.")
+      "So: 7 goes up, wrong tokens that were drawn go down, and those never drawn\n"
+      "    hardly move.")
 
 # %% 5. The same step as a run takes it. grpo_update drops groups without signal, scores the others,
 # and steps.
@@ -99,8 +100,8 @@ for k in (0, 1, 4, 7, 8):
     r = torch.tensor([[1.0] * k + [0.0] * (8 - k)])
     gain = group_advantages(r, scale="none").pow(2).mean()
     print(f"{k:4d} {str(bool(has_signal(r))):>11s} {gain:15.4f}")
-print("So: a group that is half right teaches the most, and one that is all right or all wrong\n"
-      "    teaches nothing. That is why alpha is 0.5.")
+print("So: a group that is half right teaches the most, and one that is all right or\n"
+      "    all wrong teaches nothing. That is why alpha is 0.5.")
 print("""
 Try: manual_seed(12) in 1: which answers are drawn now, and what goes up?
      scale="none" in 2: how long is the step if one of eight is right, or four?

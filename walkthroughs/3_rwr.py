@@ -70,20 +70,22 @@ show("pi_0", PI_0)
 show("pi_0 exp(lam R) / Z", closed)
 show("trained by rwr_update", trained)
 assert (trained - closed).abs().max() < 1e-3
-print("So: RWR ends at the computed limit, which is close to pi_0: easy tasks stay most frequent.")
+print("So: RWR ends at the computed limit, which is close to pi_0: easy tasks stay\n"
+      "    most frequent.")
 
 # %% 3. The filter. Tasks outside |p_hat - alpha| <= k_min are not imitated, so their probability
 # moves into the band.
-print("\nwith the filter: probability of each task; mass on p_hat = 0.5; largest weight / smallest")
+print("\nwith the filter: probability of each task; mass on p_hat = 0.5; ratio of the\n"
+      "largest weight to the smallest")
 by_filter = {"before": PI_0}
 for k_min in (1.0, 0.26, 0.1):
     probs, stats = train(k_min)
     by_filter[f"k_min {k_min}"] = probs
     show(f"k_min {k_min}", probs)
     print(f"{'':28s}  mass {float(probs[3] + probs[4]):.3f}, ratio {stats['env_weight_ratio']:.2f}")
-print("""So: the filter does the selecting. With k_min 0.26, the task with p_hat 0.75 is in the
-    band, and gets nearly half of the mass because it was written often. With 0.1, only the
-    tasks with p_hat 0.5 are left.""")
+print("""So: the filter does the selecting. With k_min 0.26, the task with p_hat 0.75 is
+    in the band, and gets nearly half of the mass because it was written often.
+    With 0.1, only the tasks with p_hat 0.5 are left.""")
 
 # %% 4. lam and beta, without a filter. They must be large for the weights to select.
 print("\n lam   beta   ratio   mass on p_hat = 0.5   effective sample size of 8")
@@ -93,8 +95,8 @@ for lam, beta in ((1, 2), (6, 2), (1, 8), (6, 8), (20, 8)):
     # the effective sample size: how many tasks of equal weight would count as much
     size = float(w.sum() ** 2 / (w ** 2).sum())
     print(f"{lam:4d} {beta:6d} {weight_ratio(w):7.3g} {mass:21.3f} {size:28.2f}")
-print("So: if lam and beta are large, the weights select; the price is that few tasks carry the\n"
-      "    update.")
+print("So: if lam and beta are large, the weights select; the price is that few tasks\n"
+      "    carry the update.")
 
 # %% 5. KL. The penalty holds the simulator near its start. The cap undoes the step that goes too
 # far and ends the update.
@@ -103,8 +105,8 @@ for coef, cap in ((0.0, 1e9), (0.1, 1e9), (1.0, 1e9), (0.0, 0.5), (0.0, 0.1)):
     probs, stats = train(0.26, lr=0.2, env_kl=coef, cap=cap)
     print(f"{coef:7.1f} {cap:7.1g} {stats['env_steps']:11d} {float(probs[3] + probs[4]):21.3f} "
           f"{stats['env_kl_step'] or 0:18.3f}")
-print("So: the penalty holds the simulator near its start, and the cap ends an update that goes\n"
-      "    too far.")
+print("So: the penalty holds the simulator near its start, and the cap ends an update\n"
+      "    that goes too far.")
 print("""
 Try: ALPHA = 0.75 at the top: which filter is the right one now?
      P_HAT with no 0.5 in it: what is left inside k_min 0.1?
