@@ -7,7 +7,6 @@ wrong and what to do, and ends with exit code 2.
 import difflib
 import os
 import sys
-import threading
 import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -79,39 +78,23 @@ def exit_code(command) -> int:
 # ---------------------------------------------------------------------------------------------
 # guards around what users write themselves: functions in curriculum.py, files in worlds/
 
-PATIENCE = 2  # seconds: if a call takes longer, a line says which file is being tried
-
 
 @contextmanager
-def users_code(file, arguments=""):
+def users_code(file, otherwise=""):
     """Turn any exception of a user's code into a UserError that names its place in the file.
 
-    arguments: what the code was called with, for the message. If the code takes longer than
-    PATIENCE, print a line on stderr that names the file.
+    otherwise: the place if no line of the file raised it, as when a function takes other arguments.
     """
-    timer = threading.Timer(PATIENCE, print, [f"trying {file} ..."], {"file": sys.stderr})
-    timer.daemon = True
-    timer.start()
     try:
         yield
     except UserError:
         raise
     except (Exception, SystemExit) as error:  # a user's code may raise anything
-        place = place_in(file, traceback.extract_tb(error.__traceback__))
-        message = f"{place}: {type(error).__name__}: {first_line(error):.300}"
-        if arguments:
-            message += f", given {arguments}"
-        raise UserError(message) from error
-    finally:
-        timer.cancel()
-
-
-def place_in(file, frames) -> str:
-    """Describe the innermost frame that is in a file, or return only the file's name if none is."""
-    for frame in reversed(frames):
-        if frame.filename == file:
-            return f"{file}, line {frame.lineno} in {frame.name}"
-    return str(file)
+        place = otherwise or file
+        for frame in traceback.extract_tb(error.__traceback__):
+            if frame.filename == file:  # the innermost one counts
+                place = f"{file}, line {frame.lineno} in {frame.name}"
+        raise UserError(f"{place}: {type(error).__name__}: {first_line(error):.300}") from error
 
 
 def wrong_value(function, rule: str, value, arguments) -> UserError:

@@ -16,13 +16,11 @@ Deviations of the 7B presets from the paper:
   `--k-min 1 --lam 6 --beta 8`, or raise --G.
 """
 import argparse
-import ast
 import inspect
 import json
 import os
 import re
 from dataclasses import asdict, dataclass, field, fields
-from itertools import pairwise
 from pathlib import Path
 
 import curriculum
@@ -195,7 +193,8 @@ def parser(world) -> "Parser":
                description="GenEnv: an agent and a task simulator co-evolve.",
                epilog=f"commands, each with --help: {', '.join(COMMANDS)}")
     p.add_argument("--preset", choices=PRESETS, help="a set of options")
-    texts = texts_of_fields(Options)
+    # {option: the text below it in Options}
+    texts = dict(re.findall(r'(\w+): .+\n +"""(.+)"""', inspect.getsource(Options)))
     # worlds and functions, a user's own included, are found by name
     texts["world"] += f": {', '.join(world_names())}"
     for name, prefix in NAMED.items():
@@ -210,16 +209,6 @@ def parser(world) -> "Parser":
     for name, (default, text, values) in world.OPTIONS.items():
         add_option(group, name, default, text, values)
     return p
-
-
-def texts_of_fields(kind) -> dict:
-    """Return {field of a dataclass: the text below it}, except for fields without a text."""
-    [definition] = ast.parse(inspect.getsource(kind)).body
-    texts = {}
-    for field_line, text_line in pairwise(definition.body):
-        if isinstance(field_line, ast.AnnAssign) and isinstance(text_line, ast.Expr):
-            texts[field_line.target.id] = text_line.value.value
-    return texts
 
 
 def add_option(p, name, default, text, values):
@@ -268,7 +257,7 @@ def parse_options(argv) -> Options:
         world = load_world(saved.world)
 
     file = inspect.getfile(world)
-    with users_code(file, f"OPTIONS {world.OPTIONS}"):
+    with users_code(file, f"{file}: OPTIONS {world.OPTIONS}"):
         p = parser(world)
     requested = preset | vars(p.parse_args(argv))  # the command line wins
     requested.pop("preset", None)

@@ -8,7 +8,6 @@ import time
 from dataclasses import replace
 
 from errors import UserError, choose
-from model.loading import check_model
 from support.options import COMMANDS, parse_options
 from worlds.probe import open_world
 
@@ -17,18 +16,14 @@ def start(argv) -> tuple:
     """Return (Options, World) of the run that a command line begins or resumes.
 
     Run a command such as warm-start at once, then raise SystemExit. Raise UserError for options, a
-    world, task files or a model's name that cannot be used.
+    world or task files that cannot be used.
     """
     if argv and not argv[0].startswith("-"):
         raise SystemExit(run_command(*argv))
     o = parse_options(argv)
     # a chat template may contain the date: keep the day on which the run began
     o = replace(o, date=o.date or time.strftime("%Y-%m-%d"))
-    world = open_world(o)
-    for model in (o.model, o.env_model):
-        if model:
-            check_model(model)
-    return o, world
+    return o, open_world(o)
 
 
 def run_command(name, *argv):

@@ -157,13 +157,13 @@ def agent_reward_long(e): return e.reward - (e.tokens > 9)
 
 
 @pytest.mark.parametrize("name, words", [
-    ("alpha_out", "line 3: alpha_out must give a number between 0 and 1; it gave 1.3 for Context"),
-    ("alpha_no_groups", "line 4 in alpha_no_groups: ZeroDivisionError: .*, given Context.*0, 0"),
-    ("alpha_ends", "SystemExit"), ("alpha_text", "it gave '0.5'"),
-    ("reward_of_two", "curriculum.py: TypeError: reward_of_two.* 3 were given"),
-    ("reward_nan", "it gave nan for 1.0, 0.5, 2.0"), ("seeds_many", "one for each p_hat"),
-    ("seeds_none", "it gave None"), ("seeds_nan", "finite"),
-    ("agent_reward_long", "from 0 to 1; it gave -1.0 for Trace.*truncated=True")])
+    ("alpha_out", "line 3: alpha_out gave 1.3"),
+    ("alpha_no_groups", "line 4 in alpha_no_groups: ZeroDivisionError"),
+    ("alpha_ends", "SystemExit"), ("alpha_text", "gave '0.5'"),
+    ("reward_of_two", "curriculum.py, line 7: TypeError: reward_of_two.* 3 were given"),
+    ("reward_nan", "gave nan"), ("seeds_many", "a weight for each p_hat"),
+    ("seeds_none", "it gave None"), ("seeds_nan", "gave nan"),
+    ("agent_reward_long", "gave -1.0, not a number from 0 to 1")])
 def test_a_wrong_function_is_named_in_one_line_before_the_run(name, words, monkeypatch):
     """Otherwise a run would end in a traceback after epoch 0 or, worse, continue on NaN."""
     functions = {}
