@@ -22,7 +22,7 @@ from pathlib import Path
 
 import torch
 
-from errors import UserError, first_line, require_file
+from errors import one_line, require_file
 
 # For how many epochs a success rate remains usable. In D_train, prompts call an older one unknown,
 # and its task cannot be a seed task unless it is a base task.
@@ -229,17 +229,9 @@ def parse_jsonl(contents: bytes, path) -> list[dict]:
     """Return all records in the contents of a JSONL file. path: what a UserError names."""
     records = []
     for number, line in enumerate(contents.split(b"\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
-        try:
-            record = json.loads(line.decode("utf-8"))
-        except (ValueError, RecursionError) as error:  # UnicodeDecodeError is a ValueError
-            raise UserError(f"{where}: not JSON ({first_line(error)}): correct it") from None
-        if not isinstance(record, dict):
-            kind = type(record).__name__
-            raise UserError(f"{where}: not a JSON object (found: {kind}): correct it")
-        records.append(record)
+        if line.strip():
+            with one_line(f"{path}, line {number}", "must be a JSON object"):
+                records.append(dict(**json.loads(line.decode())))
     return records
 
 

@@ -33,7 +33,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from errors import one_line
-from model.attention import attention_layout, cast_lora, is_plain_lora, patch
+from model.attention import attention_layout, cast_lora, patch
 from model.chat import Chat
 from model.decoding import Decoder, GraphDecoder, Turns, decode_rows
 from model.loading import add_adapters, check_base, check_paths, load_model, note_base
@@ -113,7 +113,7 @@ class Policy(Chat):
         # and itself, but no other response
         self.lm.set_attn_implementation("prompt_once")
         patch(self.model)
-        self.lora_layers = [m for m in self.model.modules() if is_plain_lora(m)]
+        self.lora_layers = [m for m in self.model.modules() if hasattr(m, "cast")]  # set by patch
         self.blocks = [m for m in self.model.modules() if isinstance(m, GradientCheckpointingLayer)]
         parameters = list(self.model.named_parameters())
         self.params = {adapter: [p for name, p in parameters if f".{adapter}." in name]

@@ -195,9 +195,11 @@ def keep_gradients_of_nf4(module):
 
 
 def use_short_lora(module):
-    """Compute LoRA with fewer passes over its outputs."""
-    if is_plain_lora(module):
-        module.forward, module.cast = partial(lora_linear, module), None
+    """Compute LoRA with fewer passes over its outputs, unless it has DoRA or a bias in B."""
+    is_linear = type(module) in (lora.Linear, getattr(lora, "Linear4bit", None))
+    if is_linear and not module.lora_variant:
+        if all(matrix.bias is None for matrix in module.lora_B.values()):
+            module.forward, module.cast = partial(lora_linear, module), None
 
 
 def use_fused_rms_norm(module):
@@ -238,10 +240,3 @@ def cast_lora(layer, name, dtype):
     """Return an adapter's scaling * A (r, in) and B (out, r) in `dtype`; gradients flow through."""
     A, B = (matrices[name].weight.to(dtype) for matrices in (layer.lora_A, layer.lora_B))
     return A * layer.scaling[name], B
-
-
-def is_plain_lora(module) -> bool:
-    """Return whether `lora_linear` computes what this PEFT layer would: no DoRA, no bias in B."""
-    if type(module) not in (lora.Linear, getattr(lora, "Linear4bit", None)) or module.lora_variant:
-        return False
-    return all(matrix.bias is None for matrix in module.lora_B.values())

@@ -89,10 +89,12 @@ def load_model(model: str, quant=None, dtype="auto", device=None, max_tokens=Non
         tokenizer = PreTrainedTokenizerFast.from_pretrained(model, trust_remote_code=False)
         if tokenizer.chat_template:  # check before loading the weights, which may take minutes
             check_context(config, max_tokens)
-        # trust_remote_code=False keeps transformers from asking whether to run a folder's code
+        # trust_remote_code=False keeps transformers from asking whether to run a folder's code.
+        # weights_of reads only safetensors
         lm, info = AutoModelForCausalLM.from_pretrained(
             model, output_loading_info=True, ignore_mismatched_sizes=True, dtype=dtype,
-            device_map={"": device}, quantization_config=packed, trust_remote_code=False)
+            device_map={"": device}, quantization_config=packed, trust_remote_code=False,
+            use_safetensors=True)
         check_weights(model, lm, info, tokenizer)
     return lm, tokenizer
 
@@ -159,8 +161,8 @@ def choose_dtype(dtype, device, config):
 def weights_of(model: str) -> str:
     """Return a hash of the weights in a folder or a downloaded hub model; "" if there are none.
 
-    The folder may hold an adapter. The same weights have the same hash in any folder, format or
-    number type.
+    The folder may hold an adapter. The same weights have the same hash in any folder, number of
+    files or number type.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -168,37 +170,22 @@ def weights_of(model: str) -> str:
             folder = Path(snapshot_download(model, local_files_only=True))
         except (OSError, ValueError):  # never downloaded, or not a hub name
             return ""
-    with one_line(model):
-        tensors = list(tensors_in(folder))
-    return tensors_digest(tensors) if tensors else ""
-
-
-def tensors_in(folder: Path):
-    """Yield (name, tensor) of a model's or an adapter's weights. Only the numbers that are used are
-    read from safetensors."""
-    files = list(folder.glob("model*.safetensors"))
-    files = files or list(folder.glob("adapter_model.safetensors"))
-    for path in files:
-        with safe_open(path, "pt") as file:
-            for name in file.keys():
-                yield name, file.get_tensor(name)
-    if not files:
-        for path in folder.glob("pytorch_model*.bin"):
-            yield from torch.load(path, weights_only=True, map_location="cpu").items()
-
-
-def tensors_digest(tensors) -> str:
-    """Return a hash of (name, tensor) pairs in any order.
-
-    It covers names, shapes, and PIECE numbers at each of PIECES places (all of a small tensor).
-    """
     lines = []
-    for name, tensor in tensors:
-        parts = tensor.detach().flatten().tensor_split(PIECES)
-        numbers = torch.cat([part[:PIECE] for part in parts]).float()
-        digest = hashlib.sha256(numbers.cpu().numpy().tobytes()).hexdigest()
-        lines.append(f"{name} {tuple(tensor.shape)} {digest}")
-    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest()
+    with one_line(model):
+        files = list(folder.glob("model*.safetensors"))
+        for path in files or folder.glob("adapter_model.safetensors"):
+            with safe_open(path, "pt") as file:
+                for name in file.keys():
+                    lines.append(f"{name} {tensor_digest(file.get_tensor(name))}")
+    return hashlib.sha256("\n".join(sorted(lines)).encode()).hexdigest() if lines else ""
+
+
+def tensor_digest(tensor) -> str:
+    """Return a tensor's shape, and a hash of PIECE numbers at each of PIECES places (all numbers of
+    a small tensor). Only these are read from the file."""
+    parts = tensor.flatten().tensor_split(PIECES)
+    numbers = torch.cat([part[:PIECE] for part in parts]).float()
+    return f"{tuple(tensor.shape)} {hashlib.sha256(numbers.numpy().tobytes()).hexdigest()}"
 
 
 # ---------------------------------------------------------------------------------------------

@@ -24,7 +24,6 @@ from contextlib import contextmanager, suppress
 from io import BytesIO
 from itertools import count
 from pathlib import Path
-from tempfile import TemporaryFile
 
 import torch
 
@@ -64,9 +63,7 @@ def choose_folder(o) -> Path:
     if not o.out:
         return next_free_folder(o.variant)
     folder = Path(o.out)
-    with one_line(f"--out {folder}"):
-        folder.mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder).close()  # check that the folder is writable
+    folder.mkdir(parents=True, exist_ok=True)
     # a run that is killed before its first epoch leaves only these
     contents = {path.name for path in folder.iterdir()} - {"lock", "tmp-config.json"}
     if contents and not o.resume:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import curriculum
 from errors import UserError
-from model.loading import tensors_digest, weights_of
+from model.loading import weights_of
 from support.options import MAY_CHANGE, NAMED, flat
 from worlds import load_world, world_names
 
@@ -45,7 +45,7 @@ def code_versions(o) -> dict:
     hashes["curriculum.py"] = short_hash("".join(rest.split()))  # ignore blank lines left behind
 
     for name, digest in hashes.items():
-        former = str(o.code.get(name, digest))  # a list in earlier versions
+        former = o.code.get(name, digest)
         if not former.endswith(digest):
             hashes[name] = f"{former}, then {digest}"
     return hashes
@@ -65,12 +65,12 @@ def world_files(name: str) -> list:
     """Return the files of worlds/ that a world may use: not probes, nor other worlds unless it
     imports them."""
     code = Path(inspect.getfile(load_world(name))).read_text()
-    others = {"probe", "template"} - {name}
-    for world in world_names():
-        if world != name and not re.search(rf"import.*\b{world}\b", code):
-            others.add(world)
-    paths = [path for path in PROJECT.glob("worlds/**/*.py") if path.stem not in others]
-    return sorted(str(path.relative_to(PROJECT)) for path in paths)
+    others, paths = {"probe", "template", *world_names()} - {name}, []
+    for path in sorted(PROJECT.glob("worlds/**/*.py")):
+        is_imported = re.search(rf"import.*\b{path.stem}\b", code)
+        if path.stem not in others or is_imported:
+            paths.append(str(path.relative_to(PROJECT)))
+    return paths
 
 
 # ---------------------------------------------------------------------------------------------
@@ -98,9 +98,7 @@ def origin(o, policy) -> dict:
     fixed = {"the kind of device": policy.device.type, **inputs(o)}
     if not o.model:
         # an edited world may train a different one
-        fixed["the world's base model"] = tensors_digest(
-            (name, weights) for name, weights in policy.lm.named_parameters()
-            if "lora_" not in name)
+        fixed["the world's base model"] = weights_of(policy.source)
     for name, value in flat(o).items():
         if name not in NOT_COMPARED:
             fixed[f"{name} in config.json"] = value

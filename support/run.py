@@ -148,8 +148,7 @@ def load_players(o, world, teacher) -> tuple[Policy, Policy]:
         policy.params.pop("env", None)  # a world may have given it both adapters
     for player in dict.fromkeys((policy, simulator)):  # only once if they are the same
         check_texts_survive(world, player, teacher)
-    dtype = str(policy.lm.dtype).removeprefix("torch.")
-    print(f"computes in {dtype} on {policy.device}", flush=True)
+    print(f"computes in {policy.lm.dtype} on {policy.device}", flush=True)
     return policy, simulator
 
 

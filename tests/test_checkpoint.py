@@ -282,11 +282,6 @@ def test_a_model_is_recognised_by_every_tensor(tmp_path):
         save_file({name: weights[name]}, shards / f"model-{name}.safetensors")
     assert weights_of(str(shards)) == whole
     check_base(agent, str(shards))
-    # and in torch's own format
-    other = tmp_path / "bin"
-    other.mkdir()
-    torch.save(weights, other / "pytorch_model.bin")
-    assert weights_of(str(other)) == whole
     weights["mlp"] = 1.01 * weights["mlp"]
     save_file(weights, tmp_path / "model.safetensors")
     assert weights_of(model) != whole

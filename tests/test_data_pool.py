@@ -101,7 +101,7 @@ def test_a_line_that_is_no_json_object_is_named(tmp_path):
     path = tmp_path / "f.jsonl"
     for line in (b"[1]", b'"text"', b"1", b"null", b"{", b"\xff", b"[" * 10 ** 5):
         path.write_bytes(b'{"a": 1}\n\n' + line)
-        user_error(f"{path}, line 3: not ", read_jsonl, path)
+        user_error(f"{path}, line 3 must be a JSON object", read_jsonl, path)
 
 
 def test_sample_mixes_base_and_kept_tasks_in_their_share(tmp_path):
