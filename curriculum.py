@@ -50,7 +50,8 @@ class Context:
     # one, they are 0.5, 0, zeros and None.
     success: float      # success rate of the agent
     mixed_share: float  # share of tasks whose attempts differ in reward: GRPO learns only from them
-    p_hat_counts: list  # how many tasks were solved 0, 1, ... G times: G + 1 numbers
+    solved: float       # share of tasks solved in each of their G attempts
+    unsolved: float     # share of tasks solved in none
     # mixed_share / (1 - s^G - (1 - s)^G) with s = success: about 1 if all tasks are equally hard,
     # less if some are too easy and others too hard; None if s is 0 or 1
     mixed_of_possible: float | None
@@ -172,10 +173,8 @@ def alpha_balanced(c):
     The success rate itself does not matter. A schedule that moved alpha towards the mean p_hat of
     the mixed groups instead drifted towards ever easier tasks (EXPERIMENTS.md).
     """
-    never, always = c.p_hat_counts[0], c.p_hat_counts[-1]
-    step = 0.0
-    if c.new_tasks:  # otherwise the counts are old ones, which have been used already
-        step = 0.2 * (never - always) / sum(c.p_hat_counts)
+    # without new tasks the shares are old ones, which have been used already
+    step = 0.2 * (c.unsolved - c.solved) if c.new_tasks else 0.0
     return min(0.95, max(0.05, c.previous + step))
 
 

@@ -287,7 +287,7 @@ def update_agent(run, trials) -> dict:
     stats = grpo_update(run.policy, "agent", run.agent_optimizer, rollouts, rewards, o, run.rng)
     for trial in trials:
         trial.rollouts = []  # GRPO is on-policy, so no later update may use them
-    stats["agent_reward"] = float(rewards.mean())
+    stats["reward"] = float(rewards.mean())
     return stats
 
 

@@ -46,8 +46,8 @@ PANELS = [  # in the order of a page
           "Only tasks with both right and wrong answers teach the agent. A modest fall is "
           "normal; near 0 learning stops. If few of those possible are mixed, the agent solves "
           "each task always or never."),
-    Panel("Reward by --agent-reward", "share", {"agent_reward": "mean over all attempts"},
-          "The agent was trained on this. Success everywhere else follows Eq. 1."),
+    Panel("Reward", "share", {"reward": "mean over all attempts"},
+          "The agent is trained on this: Eq. 1, or what --agent-reward makes of it."),
     Panel("Tasks in the band", "tasks", {"env_kept": "of this epoch"},
           "A trained simulator imitates these tasks. Epoch 0 has one batch of tasks."),
     Panel("Length of generated tasks", "length_unit", {"task_length": "their mean"},

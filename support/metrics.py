@@ -79,13 +79,16 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
     per token, `skill_entropy` in bits, times in seconds. What was not measured is None.
     """
     trials = new_trials(run.state)
-    record = {"epoch": run.state.epoch, "alpha": alpha}
-    record |= success_figures(trials, run.o.G)
-    record |= validation(run)
-    record |= agent_figures(run)
-    record |= simulator_figures(run, trials, env_stats)
-    # CPU time of training, excluding validation and other programs
-    record["cpu_seconds"] = run.state.cpu_seconds
+    record = {
+        "epoch": run.state.epoch,
+        "alpha": alpha,
+        **success_figures(trials, run.o.G),
+        **validation(run),
+        **agent_figures(run),
+        **simulator_figures(run, trials, env_stats),
+        # CPU time of training, excluding validation and other programs
+        "cpu_seconds": run.state.cpu_seconds,
+    }
     for key, value in record.items():
         if isinstance(value, float):
             record[key] = round(value, 6)
@@ -94,21 +97,19 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
 
 def success_figures(trials, G: int) -> dict:
     """Measure how hard an epoch's new tasks were for the agent. trials: of G attempts each."""
-    figures = {"distinct_tasks": len(trials)}
-    # mean of p_hat (Eq. 2)
-    figures["success_rate"] = mean(trial.p_hat for trial in trials)
-    # how many tasks were solved 0, 1, ... G times; p_hat is k / G (Eq. 2)
-    solved = Counter(round(trial.p_hat * G) for trial in trials)
-    figures["p_hat_counts"] = [solved[k] for k in range(G + 1)]
-    figures["solved"] = mean(trial.p_hat == 1 for trial in trials)
-    figures["unsolved"] = mean(trial.p_hat == 0 for trial in trials)
+    success = mean(trial.p_hat for trial in trials)
     # share of tasks with both right and wrong attempts: GRPO learns nothing from the others
-    figures["mixed_share"] = mean(len({e.reward for e in trial.traces}) > 1 for trial in trials)
-    # near 1 if the agent is equally unsure of all tasks; near 0 if it solves each task either
-    # always or never
-    figures["mixed_of_possible"] = mixed_of_possible(
-        figures["mixed_share"], figures["success_rate"], G)
-    return figures
+    mixed_share = mean(len({e.reward for e in trial.traces}) > 1 for trial in trials)
+    return {
+        "distinct_tasks": len(trials),
+        "success_rate": success,
+        "solved": mean(trial.p_hat == 1 for trial in trials),
+        "unsolved": mean(trial.p_hat == 0 for trial in trials),
+        "mixed_share": mixed_share,
+        # near 1 if the agent is equally unsure of all tasks; near 0 if it solves each task either
+        # always or never
+        "mixed_of_possible": mixed_of_possible(mixed_share, success, G),
+    }
 
 
 def mixed_of_possible(mixed_share, success_rate, G: int) -> float | None:
@@ -123,23 +124,20 @@ def mixed_of_possible(mixed_share, success_rate, G: int) -> float | None:
 def agent_figures(run) -> dict:
     """Measure the agent's attempts at all tasks of an epoch, and average the statistics of its GRPO
     updates."""
-    state, figures = run.state, {}
+    state = run.state
     traces = [e for trial in state.trials for e in trial.traces]
-    # Eq. 1, over all attempts
-    figures["reward"] = mean(e.reward for e in traces)
-    # what GRPO received instead, by --agent-reward
-    figures["agent_reward"] = None
-    if run.o.agent_reward != "plain":
-        figures["agent_reward"] = mean(stats["agent_reward"] for stats in state.agent)
-    # mean length in tokens, excluding attempts at base tasks
-    generated = [trial for trial in state.trials if trial.task.origin != "base"]
-    figures["response_length"] = mean(e.tokens for trial in generated for e in trial.traces)
-    # entropy of the policy, per token
     tokens = sum(e.tokens for e in traces)
-    figures["entropy"] = state.agent_nats / tokens if tokens else None
-    figures["truncated"] = mean(bool(e.truncated) for e in traces)
-    # see grpo.grpo_update
-    for key in ("kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens", "mismatch"):
+    generated = [trial for trial in state.trials if trial.task.origin != "base"]
+    figures = {
+        # mean length in tokens, excluding attempts at base tasks
+        "response_length": mean(e.tokens for trial in generated for e in trial.traces),
+        # entropy of the policy, per token
+        "entropy": state.agent_nats / tokens if tokens else None,
+        "truncated": mean(e.truncated for e in traces),
+    }
+    # see grpo.grpo_update; reward: see genenv.update_agent
+    for key in ("reward", "kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens",
+                "mismatch"):
         figures[key] = mean(stats[key] for stats in state.agent)
     # steps skipped because a loss or a gradient was not finite
     skipped = [stats["skipped_steps"] for stats in state.agent]
@@ -182,10 +180,10 @@ def new_trials(state) -> list:
     its first p_hat counts."""
     first = {}
     for trial in state.trials:
-        origin, epoch = trial.task.origin, trial.task.epoch
+        task = trial.task
         # ready-made tasks count in every epoch that draws them
-        if origin != "base" and (epoch == state.epoch or origin != "env"):
-            first.setdefault(trial.task.id, trial)
+        if task.origin != "base" and (task.epoch == state.epoch or task.origin != "env"):
+            first.setdefault(task.id, trial)
     return list(first.values())
 
 

@@ -158,7 +158,7 @@ def alpha_of(run) -> float:
     if epoch == 0:
         return o.alpha
     # assume these figures until an epoch has tasks
-    last = {"success_rate": 0.5, "mixed_share": 0.0, "p_hat_counts": [0] * (o.G + 1),
+    last = {"success_rate": 0.5, "mixed_share": 0.0, "solved": 0.0, "unsolved": 0.0,
             "mixed_of_possible": None}
     # an epoch without new tasks does not measure the agent: use the last epoch that had some
     for record in run.history:
@@ -169,7 +169,8 @@ def alpha_of(run) -> float:
         epoch=epoch, epochs=o.epochs, alpha=o.alpha, alpha_end=o.alpha_end,
         previous=previous["alpha"], new_tasks=previous["distinct_tasks"],
         success=last["success_rate"], mixed_share=last["mixed_share"],
-        p_hat_counts=last["p_hat_counts"], mixed_of_possible=last["mixed_of_possible"])
+        solved=last["solved"], unsolved=last["unsolved"],
+        mixed_of_possible=last["mixed_of_possible"])
     return curriculum.next_alpha(o.alpha_schedule, context)
 
 

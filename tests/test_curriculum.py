@@ -18,10 +18,10 @@ from support.probe import try_functions
 
 
 def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=0.7, new_tasks=9,
-            counts=(0, 1, 0)):
+            solved=0.0, unsolved=0.0):
     """Return a Context with defaults."""
-    return Context(epoch, epochs, alpha, alpha_end, previous, new_tasks, success, 0.0, list(counts),
-                   None)
+    return Context(epoch, epochs, alpha, alpha_end, previous, new_tasks, success, 0.0, solved,
+                   unsolved, None)
 
 
 def test_success_rate_is_k_over_n():
@@ -74,18 +74,19 @@ def test_steering_schedules_answer_success():
 
 def test_balanced_goes_towards_the_rarer_end_in_bounded_steps():
     """Otherwise alpha would run off to tasks that are always solved, or never."""
-    def balanced(*counts, previous=0.5):
-        return next_alpha("balanced", context(previous=previous, counts=counts))
+    def balanced(solved, unsolved, previous):
+        shares = {"solved": solved, "unsolved": unsolved}
+        return next_alpha("balanced", context(previous=previous, **shares))
 
-    assert balanced(1, 9, 9, 9, 3) == pytest.approx(0.5 - 0.2 * 2 / 31)
-    assert balanced(9, 0, 0, 0, 0, previous=0.9) == 0.95
-    assert balanced(0, 0, 0, 0, 9, previous=0.1) == 0.05
+    assert balanced(0.3, 0.1, 0.5) == pytest.approx(0.5 - 0.2 * 0.2)
+    assert balanced(0.0, 1.0, 0.9) == 0.95
+    assert balanced(1.0, 0.0, 0.1) == 0.05
 
 
 def test_steering_schedules_rest_while_there_are_no_new_tasks():
     """Otherwise the same old error would be added in every epoch in which the simulator fails."""
     for name in ("integral", "balanced"):
-        resting = context(epoch=3, success=1.0, previous=0.3, counts=(0, 0, 9), new_tasks=0)
+        resting = context(epoch=3, success=1.0, previous=0.3, solved=1.0, new_tasks=0)
         assert next_alpha(name, resting) == 0.3
 
 
@@ -144,7 +145,7 @@ def test_functions_of_a_user_are_found_by_their_names(monkeypatch):
 WRONG = '''
 import math, sys
 def alpha_out(c): return 1.3 - c.progress
-def alpha_no_groups(c): return 0.5 / sum(c.p_hat_counts)
+def alpha_no_groups(c): return 0.5 / c.mixed_share
 def alpha_ends(c): sys.exit()
 def alpha_text(c): return "0.5"
 def reward_of_two(p, a): return 1.0

@@ -12,9 +12,9 @@ from support import health
 QUIET = dict(epoch=3, alpha=0.5, success_rate=0.5, validated=3, validation=0.5, distinct_tasks=40,
              reward=0.5, skill_entropy=2.0, written=48, invalid={}, truncated=0.0,
              zero_variance=0.2, env_kept=20, env_kl=0.1, env_steps=16, env_capped=0,
-             p_hat_counts=[10, 20, 10], refused=0.1, mismatch=0.025, skipped_steps=0,
+             refused=0.1, mismatch=0.025, skipped_steps=0,
              env_skipped_steps=0, validation_greedy=0.5, solved=0.1,
-             unsolved=0.0, agent_reward=None, kl=0.1, env_kl_step=0.1,
+             unsolved=0.0, kl=0.1, env_kl_step=0.1,
              response_length=9.0, length_unit="tools")
 
 

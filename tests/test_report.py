@@ -102,12 +102,6 @@ def test_a_group_is_mixed_if_its_rewards_differ():
     assert (figures["success_rate"], figures["mixed_share"]) == (1, 0.5)
 
 
-def test_p_hat_is_counted_by_how_often_a_task_was_solved():
-    """Otherwise a count would be one too low, because 1 / 49 * 49 is below 1 in floating point."""
-    trials = [SimpleNamespace(p_hat=k / 49, traces=[]) for k in (0, 1, 1)]
-    figures = measure.success_figures(trials, 49)
-    assert figures["p_hat_counts"] == [1, 2, *[0] * 48]
-
 
 def test_nothing_reaches_the_terminal_but_visible_characters_and_newlines():
     """Otherwise a printed text could set a window's title, clear the screen or run backwards."""

@@ -370,18 +370,18 @@ def test_only_records_of_steps_that_were_taken_are_used_up(monkeypatch, recordin
 def test_schedules_see_how_the_run_goes(monkeypatch):
     """Otherwise they would steer by the wrong epoch, such as one without new tasks."""
     monkeypatch.setattr(curriculum, "next_alpha", lambda schedule, context: context)
-    figures = "alpha", "distinct_tasks", "success_rate", "mixed_share", "p_hat_counts"
-    rows = (0.1, 0, None, None, [0]), (0.2, 8, 0.3, 0.4, [5]), (0.6, 0, None, None, [0])
-    history = [dict(zip(figures, row), mixed_of_possible=row[0]) for row in rows]
+    figures = "alpha", "distinct_tasks", "success_rate", "mixed_share", "solved"
+    rows = (0.1, 0, None, None, None), (0.2, 8, 0.3, 0.4, 0.5), (0.6, 0, None, None, None)
+    history = [dict(zip(figures, row), unsolved=0.7, mixed_of_possible=row[0]) for row in rows]
 
     def context_of(epoch):
         return alpha_of(SimpleNamespace(
             o=Options(**OPTIONS), history=history[:epoch], state=EpochState(epoch)))
 
     assert context_of(0) == 0.35
-    untried = 0.5, 0.0, [0] * (G + 1), None
+    untried = 0.5, 0.0, 0.0, 0.0, None
     assert context_of(1) == curriculum.Context(1, EPOCHS, 0.35, 0.65, 0.1, 0, *untried)
-    assert context_of(3) == curriculum.Context(3, EPOCHS, 0.35, 0.65, 0.6, 0, 0.3, 0.4, [5], 0.2)
+    assert context_of(3) == curriculum.Context(3, EPOCHS, 0.35, 0.65, 0.6, 0, 0.3, 0.4, 0.5, 0.7, 0.2)
 
 
 def test_what_an_epoch_did_not_measure_is_null(model, tmp_path, monkeypatch):
@@ -395,12 +395,12 @@ def test_what_an_epoch_did_not_measure_is_null(model, tmp_path, monkeypatch):
     for figures in trained:
         unknown = {key for key, value in figures.items() if value is None}
         assert unknown == {"kl", "clip_fraction", "grad_norm", "mismatch", "env_kl_step",
-                           "env_weight_ratio", "mixed_of_possible", "agent_reward"}
+                           "env_weight_ratio", "mixed_of_possible"}
 
 
 def test_figures_of_updates_are_means_over_those_that_measured():
     """Otherwise an update without a mixed group would halve the mean of its epoch."""
-    nothing = grpo_update(None, "agent", None, [], torch.tensor([]), None)
+    nothing = {**grpo_update(None, "agent", None, [], torch.tensor([]), None), "reward": None}
     state = EpochState(agent=[nothing, dict.fromkeys(nothing, 0.04)])
     figures = agent_figures(SimpleNamespace(state=state, o=Options()))
     assert figures["mismatch"] == figures["kl"] == figures["grad_norm"] == 0.04
