@@ -134,20 +134,20 @@ def curves(lines: dict, unit: str, band=()):
     """
     labels = [figure_text(name) for name in lines]
     # on a page a point is about 1.2 pixels
-    height = 3.2 + 0.2 * "".join(labels).count("\n")
+    height = 3.2 + 0.2 * "\n".join(labels).count("\n")
     figure = Figure(figsize=(4.6, height), layout="constrained")
     axis = figure.subplots()
     axis.set(xlabel="epoch", ylabel=figure_text(unit))
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
     # the vertical axis includes 0 and ends just above the highest point
-    axis.axhline(0, lw=1, color="0.8")
+    axis.axhline(lw=1, color="0.8")
 
     legend = {}  # {label: what it explains}
     for index, (label, runs) in enumerate(zip(labels, lines.values())):
         # draw thin lines over thick ones, because they may coincide
         width = 3 / (1 + index / 2)
         for line in runs:
-            [legend[label]] = axis.plot(*zip(*line), color=f"C{index}", lw=width, marker="o", ms=3)
+            [legend[label]] = axis.plot(*zip(*line), color=f"C{index}", lw=width, marker=".")
     if band:
         legend["the band alpha ± k_min"] = axis.fill_between(*band, alpha=0.15, lw=0)
     axis.grid(alpha=0.25)
@@ -166,5 +166,4 @@ def data_uri(figure) -> str:
     """Return a figure as an image that a page can embed."""
     png = io.BytesIO()
     figure.savefig(png, dpi=200)
-    image = base64.b64encode(png.getvalue()).decode()
-    return f"data:image/png;base64,{image}"
+    return "data:image/png;base64," + base64.b64encode(png.getvalue()).decode()

@@ -22,8 +22,8 @@ from worlds import FEW, load_world
 # options that do not change a result
 UNIMPORTANT = "out", "threads", "date", "code"
 READING = "Read held-out success first, then why: mixed groups, tasks in the band, their variety."
-ANCESTRY = ("The longest chain of variations: each task varies the one above it, with the epoch "
-            "that wrote it and the p_hat of its first attempts.")
+ANCESTRY = ("Each task varies the one above it. Before it are the epoch that wrote it and the "
+            "p_hat of its first attempts.")
 EXPLANATION = ("Samples: a task, in grey the one it varies, a right answer, the best and worst "
                "attempt.")
 FACTS = {"held-out success": "validation", "held-out, greedy answers": "validation_greedy",
@@ -62,8 +62,7 @@ def page(title: str, sections: list) -> bytes:
     """
     folder = jinja2.FileSystemLoader(Path(__file__).parent)
     templates = jinja2.Environment(loader=folder, autoescape=True)
-    template = templates.get_template("report.html.j2")
-    text = template.render(title=title, sections=sections)
+    text = templates.get_template("report.html.j2").render(title=title, sections=sections)
     # a model may write half of a surrogate pair, which cannot be encoded
     return text.encode("utf-8", "replace")
 
@@ -148,19 +147,20 @@ def changed_options(o) -> list:
 
 
 def ancestry(records) -> list:
-    """Return rows of the longest chain of tasks, each a variation of the one above it.
+    """Return rows for a task of the newest epoch, below those of its seed task, of the seed task of
+    that, and so on, back to a base task: the longest such chain.
 
     records: those of train.jsonl, in which a task comes after its seed task.
     """
-    chains = {"": []}  # {id of a task: rows of its seed tasks, from a base task on, and its own}
+    chains = {}  # {id of a task: rows (epoch, p_hat, text) of its chain}
     for r in records:
         task = r["task"]
-        if task["seed_task"] in chains:
-            p_hat = f"p_hat {as_text(r['p_hat'], '.3f')}"
-            row = [f"epoch {task['epoch']}", p_hat, task["text"]]
-            chains.setdefault(task["id"], [*chains[task["seed_task"]], row])
-    longest = max(chains.values(), key=len)
-    return longest if len(longest) > 1 else []
+        seed_rows = chains.get(task["seed_task"], [])
+        # skip descendants of a base task that was not yet in the file
+        if seed_rows or task["origin"] == "base":
+            row = [task["epoch"], f"p_hat {as_text(r['p_hat'], '.3f')}", task["text"]]
+            chains.setdefault(task["id"], [*seed_rows, row])
+    return max(chains.values(), key=lambda rows: (rows[-1][0], len(rows)), default=[])
 
 
 def samples_by_epoch(metrics, samples) -> dict:

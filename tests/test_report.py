@@ -38,9 +38,10 @@ def save(folder, records, samples=(), pool=(), **options):
     return folder
 
 
-def pooled(text, seed_task):
-    """Return a record of train.jsonl: a task that varies another."""
-    return {"task": vars(Task(text, text, seed_task=seed_task)), "p_hat": 0.5, "epoch": 0}
+def pooled(text, seed_task, epoch=0):
+    """Return a record of train.jsonl: a task that varies another, or a base task."""
+    task = Task(text, text, "env" if seed_task else "base", seed_task, epoch)
+    return {"task": vars(task), "p_hat": 0.5, "epoch": epoch}
 
 
 def page_of(folder, text):
@@ -120,14 +121,15 @@ def test_what_an_epoch_did_not_measure_is_not_drawn():
         assert [t for t, _ in line] == [1], key
 
 
-def test_a_chain_of_variations_leads_from_a_base_task_to_the_task_before_it():
+def test_a_chain_leads_from_a_base_task_to_the_newest_task():
     """Otherwise the report would show tasks that do not stem from each other, or never end: a
     simulator may write a base task again, as a variation of its own variation."""
     base, a, b, c, lost = map(task_id, ("base", "a", "b", "c", "lost"))
-    links = [("base", ""), ("a", base), ("b", a), ("base", b), ("c", lost), ("d", c), ("a", c)]
+    links = [("base", ""), ("a", base, 1), ("b", a, 1), ("old", b, 1), ("base", b, 2),
+             ("c", lost, 2), ("d", c, 2), ("e", base, 2), ("new", b, 2), ("new", base, 2)]
     rows = report.ancestry([pooled(*link) for link in links])
-    assert [text for _, _, text in rows] == ["base", "a", "b"]
-    assert report.ancestry([pooled("base", "")]) == []
+    assert [text for _, _, text in rows] == ["base", "a", "b", "new"]
+    assert report.ancestry([]) == []
 
 
 def test_runs_are_compared_on_one_page(tmp_path):
