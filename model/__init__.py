@@ -1,5 +1,5 @@
-"""Provide what policy.py builds on; README.md describes it."""
+"""Provide what policy.py builds on. README.md lists which models work and how to use them."""
 import logging
 
-# set this before bitsandbytes is imported: it warns about optional kernels as it loads
+# bitsandbytes warns about optional kernels as it loads, so this must come before its import
 logging.getLogger("bitsandbytes").setLevel(logging.ERROR)

@@ -10,9 +10,9 @@ layers call `lora_linear`.
 Deviations: none in the numbers. The library's own attention and LoRA layers take more memory or
 more passes; tests/test_policy.py compares each replacement with the plain version.
 
-Shapes: B prompts (groups), G rollouts, P prompt, R response, D hidden, N responses in all (rows of
-a result), L packed length, M predicted tokens of a pack, K cached keys, d head dimension; while
-decoding, `live` groups of `slots` rollouts each.
+Shapes: B prompts (groups), G rollouts of each, N responses in all, P prompt tokens, R response
+tokens, L tokens of a packed row, Q queries, K cached keys, d head dimension. While decoding, there
+are `live` groups of `slots` rollouts each.
 """
 import sys
 from dataclasses import dataclass
@@ -47,8 +47,8 @@ class Layout:
     P: int                # longest prompt
     R: int                # longest response input
     row: torch.Tensor     # (N,): the group of each response
-    tokens: torch.Tensor  # (N*R,): indices of its inputs in B*L
-    back: torch.Tensor    # (B, L): index of each packed token among B*P + N*R outputs
+    tokens: torch.Tensor  # (N*R,): indices of the responses' inputs in B*L
+    back: torch.Tensor    # (B, L): index of each packed token among the B*P + N*R outputs
     mask: torch.Tensor    # (N, 1, R, P + R): what response inputs see of [prompt, response]
 
 
@@ -69,18 +69,18 @@ def attention_layout(x) -> Layout:
     B, L = x.ids.shape
     N, P, R = len(x.spans), max(P for _, P, _, _ in x.spans), max(1, x.shape[1] - 1)
     # 1) Find each token's place in the outputs, and each response input's place in the rows. First
-    # treat all tokens of a row as its prompt, then insert the responses'. Padding and unfilled
-    # places may read any place, but each a different one: gathering one place many times would
-    # serialise the additions of the backward pass.
+    # treat all tokens of a row as its prompt, then insert the responses. Padding and unfilled
+    # places may read any place, but they are spread out: if many read the same one, the backward
+    # pass would have to add their gradients one after another.
     back = [b * P + column % P for b in range(B) for column in range(L)]
     tokens = [place % (B * L) for place in range(N * R)]
     for n, (b, _, start, inputs) in enumerate(x.spans):
         for i in range(inputs):
             token, place = b * L + start + i, n * R + i
             tokens[place], back[token] = token, B * P + place
-    # 2) Let response inputs see the prompt, and themselves up to the diagonal. The diagonal stays
-    # True for padding, too: a row that sees nothing would be NaN in the softmax. The mask may take
-    # 75 MB, so it is made on the device.
+    # 2) Let each response input see the prompt, itself and the inputs before it. Padding sees
+    # itself, too: the softmax of a row that sees nothing would be NaN. The mask may take 75 MB, so
+    # it is made on the device.
     tensor = partial(torch.tensor, device=x.ids.device)
     row, lengths, _, inputs = tensor(x.spans).T                              # (N,)
     owner = torch.where(tensor(range(R)) < inputs[:, None], 0, PADDING)      # (N, R)
@@ -98,7 +98,8 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
     rows: a mask over (L, L) would compute scores between siblings only to hide them.
     """
     if layout is None:
-        # in a decoding step or a narrow chunk, masks per head are smaller than keys per head
+        # with few queries (a decoding step, a narrow chunk), repeating the mask for each head takes
+        # less memory than repeating the keys
         if attention_mask is None:
             key, value = a_head_each(query, key, value)
         elif query.shape[2] <= query.shape[3] and query.shape[1] > key.shape[1]:
@@ -124,8 +125,8 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
 def a_head_each(query, *shared):
     """Return keys and values; in fp32 on a GPU, repeat them for each query head.
 
-    In that case only the unfused kernel can share heads, and it would hold all scores
-    (B, heads, P, P).
+    There, only the unfused kernel lets query heads share keys, and it would hold all scores
+    (B, heads, P, P) at once.
     """
     if query.dtype == torch.float32 and query.device.type == "cuda":
         sharing = query.shape[1] // shared[0].shape[1]
@@ -134,11 +135,12 @@ def a_head_each(query, *shared):
 
 
 def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
-    """Compute masked attention of a few queries whose heads share keys; shapes: group_attention.
+    """Compute masked attention of a few queries whose heads share keys.
 
-    mask: (live, 1, slots, K), or (live, 1, sharing * slots, K) from decoding.step_mask. Given a
-    mask, the library copies the keys for each query head: the whole cache, several times a token.
-    Here the heads that share keys become one longer query instead.
+    The shapes are those of group_attention. mask: (live, 1, slots, K), or from decoding.step_mask
+    (live, 1, sharing * slots, K), where `sharing` query heads share a key head. Given a mask, the
+    library would copy the keys for each query head, so every token would copy the whole cache
+    several times. Here the queries of heads that share keys are joined into one longer query.
     """
     sharing = query.shape[1] // key.shape[1]
     q = query.unflatten(1, (-1, sharing)).flatten(2, 3)  # (live, key heads, sharing * slots, d)
@@ -160,7 +162,8 @@ def eager_in_fp32(layer, query, key, value, mask, **options):
     """Compute the plain attention of a model's family with scores in fp32, as `group_attention`
     does.
 
-    bf16 would round them: Qwen2.5-1.5B's are so large that its log-probs shift by 0.5 nats.
+    bf16 would round them. Those of Qwen2.5-1.5B are so large that its log-probs would shift by 0.5
+    nats.
     """
     eager = sys.modules[type(layer).__module__].eager_attention_forward
     out, weights = eager(layer, query.float(), key.float(), value.float(), mask.float(), **options)
@@ -195,7 +198,7 @@ def keep_gradients_of_nf4(module):
 
 
 def use_short_lora(module):
-    """Compute LoRA with fewer passes over its outputs, unless it has DoRA or a bias in B."""
+    """Replace the forward pass of a LoRA layer with `lora_linear`, unless it has DoRA or a bias."""
     is_linear = type(module) in (lora.Linear, getattr(lora, "Linear4bit", None))
     if is_linear and not module.lora_variant:
         if all(matrix.bias is None for matrix in module.lora_B.values()):
@@ -203,7 +206,7 @@ def use_short_lora(module):
 
 
 def use_fused_rms_norm(module):
-    """Compute an RMS norm in one GPU kernel instead of eight."""
+    """Make an RMS norm run as one GPU kernel instead of eight."""
     is_rms_norm = type(module).__name__.endswith("RMSNorm") and hasattr(module, "variance_epsilon")
     if is_rms_norm and module.weight.device.type != "cpu":
         weight = module.weight
@@ -229,9 +232,9 @@ def lora_linear(layer, x):
     out = layer.base_layer(rows)
     name = layer.active_adapters[0]
     if name in layer.lora_A and not layer.disable_adapters:  # an adapter may leave layers out
-        # cast the fp32 weights to the dtype of the activations
+        # the fp32 weights in the dtype of the activations; sampling has cast them in advance
         A, B = layer.cast or cast_lora(layer, name, x.dtype)
-        # rows have two dimensions, so `out` is not a view and autograd allows the addition
+        # `rows` has two dimensions, so `out` is not a view and autograd lets it be changed in place
         out.addmm_(linear(rows, A), B.T)  # (rows, r) times (r, out)
     return out.unflatten(0, x.shape[:-1])
 

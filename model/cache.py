@@ -1,7 +1,7 @@
 """Hold a decoder's keys and values in a buffer with room to spare.
 
-Paper: does not cover this. Usage: model/decoding.py gives every layer a `GrowingLayer`, on a GPU a
-`FreezingLayer`.
+Paper: does not cover this. Usage: model/decoding.py gives every layer a `GrowingLayer`, or on a GPU
+a `FreezingLayer`.
 
 Deviations: the library's dynamic layer copies the whole cache for every token; this one copies it
 only when its buffer is full.
@@ -16,7 +16,8 @@ class GrowingLayer(DynamicLayer):
     """Hold keys and values of one layer in buffers, which grow by half when they are full."""
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Append keys and values (live, heads, slots, d), and return views of all so far."""
+        """Append keys and values (live, heads, slots, d), and return views of all keys and values
+        so far."""
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
@@ -33,8 +34,9 @@ class GrowingLayer(DynamicLayer):
     def _hold(self, capacity):
         """Copy the keys and values to the front of buffers (live, heads, capacity, d).
 
-        Zeros follow, because even masked values must be finite. If a stage ended early, the keys
-        may be longer than capacity: the negative pad then cuts only room that was never filled.
+        Zeros fill the rest, because even masked values must be finite. If a stage of decoding
+        ended early, the frozen keys may be longer than `capacity`. The padding is then negative,
+        and cuts off only room that was never filled.
         """
         room = (0, 0, 0, capacity - self.keys.shape[2])
         self.buffers = pad(self.keys, room), pad(self.values, room)
@@ -46,19 +48,21 @@ class GrowingLayer(DynamicLayer):
 
 
 class FreezingLayer(GrowingLayer):
-    """Write into buffers of a fixed size once they are frozen, so that a CUDA graph can replay it.
+    """Write into buffers of a fixed size once they are frozen, so that a CUDA graph can replay the
+    writes.
 
-    columns (slots,): where the next keys go; None until frozen.
+    columns (slots,): where the next keys go; None until the buffers are frozen.
     """
     columns = None
 
     def freeze(self, capacity, columns):
-        """Fix the buffers at `capacity` keys. The caller advances `columns`."""
+        """Fix the buffers at `capacity` keys. The caller advances `columns` after each update."""
         self._hold(capacity)
         (self.keys, self.values), self.columns = self.buffers, columns
 
     def update(self, key_states, value_states, *args, **kwargs):
-        """Once frozen, return the whole buffers: a mask must hide what is not yet written."""
+        """Append as a GrowingLayer does; once frozen, write at `columns` and return the whole
+        buffers, of which a mask must hide what is not yet written."""
         if self.columns is None:
             return super().update(key_states, value_states)
         self.keys.index_copy_(2, self.columns, key_states)

@@ -14,18 +14,19 @@ from errors import UserError, one_line
 class Chat:
     """Wrap a tokenizer and its chat template, if it has one.
 
-    eos_ids: all ids that end a response. end_of_turn: the ids that end an imitated turn.
+    eos_ids: all ids that end a response. end_of_turn: the ids that follow a turn in a text to
+    imitate.
     """
 
     def __init__(self, tokenizer, generation_config=None, chat_template_kwargs=None):
         """Raise UserError if no token ends a response.
 
-        chat_template_kwargs: arguments for the template besides the messages; "date" (ISO) replaces
-        today's date.
+        chat_template_kwargs: arguments for the template besides the messages. One named "date"
+        (ISO) replaces today's date.
         """
         self.tokenizer, self.chat_template_kwargs = tokenizer, dict(chat_template_kwargs or {})
         eos = getattr(generation_config, "eos_token_id", None)
-        if not isinstance(eos, list):  # some chat models stop on several
+        if not isinstance(eos, list):  # some chat models have several
             eos = [eos]
         self.eos_ids = [i for i in dict.fromkeys([*eos, tokenizer.eos_token_id]) if i is not None]
         if not self.eos_ids:
@@ -41,7 +42,7 @@ class Chat:
             self.eos_ids.append(self.end_of_turn[-1])
 
     def encode(self, prompt) -> list[int]:
-        """Return the ids of a text, without special tokens, or of chat messages in the template.
+        """Return the ids of a text as it is, or of chat messages as the template writes them.
 
         If the last message is the assistant's, the response begins with it. Raise UserError if
         there are messages but no template, if the template fails or leaves a message out, or if a
@@ -57,7 +58,7 @@ class Chat:
             role, content = message["role"], message["content"]
             if role != "assistant" and content.strip() not in text:
                 raise UserError(f"the chat template leaves out the {role}'s message: repair it")
-        # the template writes BOS and headers itself, so encoding must not add them again
+        # the template writes BOS and headers itself, so the tokenizer must not add them again
         return self._encode_text(text)
 
     def _encode_text(self, text: str) -> list[int]:
@@ -73,13 +74,13 @@ class Chat:
     def encode_answer(self, prompt, text: str) -> list[int]:
         """Return the ids of the assistant's answer, without those of the prompt.
 
-        Both are encoded together, because some tokenizers put a space before the first word of a
-        text.
+        In a chat both are encoded together, because some tokenizers put a space before the first
+        word of a text.
         """
         if not isinstance(prompt, str):
             begin = self.encode(prompt)
             both = self.encode([*prompt, {"role": "assistant", "content": text}])
-            # otherwise a token spans the border, which cannot happen in sampling
+            # if not, a token spans the border, which cannot happen in sampling
             if both[:len(begin)] == begin:
                 return both[len(begin):]
         return self.encode(text)
@@ -87,12 +88,12 @@ class Chat:
     def encode_observation(self, text: str) -> list[int]:
         """Return the ids of an observation between two turns of an episode.
 
-        A chat template writes it as a user turn, then the assistant's next header. Without one, it
-        is plain text.
+        A chat template writes it as a user turn, followed by the assistant's next header. Without
+        a template, it is plain text.
         """
         if not self.tokenizer.chat_template:
             return self.encode(text)
-        # the policy draws the tokens that end its turn, so an observation begins after them
+        # the policy itself draws the tokens that end its turn, so an observation begins after them
         return self.encode(self._after_turn(text))[len(self._closing):]
 
     def decode(self, ids) -> str:
@@ -100,7 +101,7 @@ class Chat:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
     def has_control_tokens(self, ids) -> bool:
-        """Return whether a response has a control token before its end, which `decode` hides."""
+        """Return whether a response has a control token before its end. `decode` would hide it."""
         if ids and ids[-1] in self.eos_ids:
             ids = ids[:-1]
         return not self.control_ids.isdisjoint(ids)
@@ -126,7 +127,7 @@ class Chat:
 
     def _render(self, messages) -> str:
         options = self.chat_template_kwargs
-        with one_line("the model's chat template"):  # a template is a program, and may fail
+        with one_line("the model's chat template"):  # a template is a program and may fail
             template = fix_date(self.tokenizer.get_chat_template(), options.get("date"))
             return self.tokenizer.apply_chat_template(
                 messages, chat_template=template, tokenize=False, add_generation_prompt=True,
@@ -136,7 +137,7 @@ class Chat:
 def fix_date(template: str, day=None) -> str:
     """Return a chat template that writes `day` (ISO; None: today) where it asks for the date.
 
-    A run that is resumed tomorrow then sees the same prompts as today.
+    A run passes the day on which it began, so its prompts stay the same if it is resumed later.
     """
     day = date.fromisoformat(day) if day else date.today()
     ask = r"strftime_now\(\s*([\"'])(.*?)\1\s*\)"

@@ -5,12 +5,12 @@ on a GPU a `GraphDecoder`, which records the same steps once and replays them.
 
 Deviations: the library's cache repeats a prompt for each of its rollouts; here it is kept once.
 tests/test_policy.py compares recorded steps with computed ones, and both with the plain forward
-pass. A seed gives different texts on a GPU than on a CPU: on a GPU finished rows leave every 16
-tokens, not after each one, so random numbers fall on different rows.
+pass. A seed gives different texts on a GPU than on a CPU: on a GPU, finished rollouts leave only
+every 16 tokens, so the random numbers fall on different rollouts.
 
 Shapes: B prompts (groups), G rollouts of each, P prompt tokens, at most T response tokens, V
-vocabulary, D hidden size, K cached keys, d head dimension. Finished rollouts leave: `live` groups
-remain, with `slots` rollouts of each, some of which may have finished.
+vocabulary, D hidden size, K cached keys. As rollouts finish and leave, `live` groups remain, with
+`slots` rollouts of each, some of which may have finished.
 """
 import math
 import warnings
@@ -28,15 +28,15 @@ from model.cache import FreezingLayer, GrowingLayer
 from model.memory import PREFILL_TOKENS
 
 SHORT = 3         # seconds: longer batches get a progress bar, on a terminal only
-CHECK_EVERY = 16  # a GPU draws this many tokens between two checks for finished rollouts
+CHECK_EVERY = 16  # on a GPU, finished rollouts are looked for only once in this many tokens
 
 
 def draw(logits, temperature: float, generator):
     """Sample one token per row: logits (..., V) -> ids (...), log-probs (...).
 
-    Only temperature shapes the distribution: with top-k or top-p, the loss would score a
-    different distribution.
-    Temperature 0 is greedy; its log-probs are those at temperature 1.
+    Only the temperature shapes the distribution: with top-k or top-p, the loss would score another
+    distribution than the one that was sampled. Temperature 0 is greedy; its log-probs are those at
+    temperature 1.
     """
     logits = logits.float()
     if temperature not in (0, 1):
@@ -44,7 +44,7 @@ def draw(logits, temperature: float, generator):
     probs = logits.softmax(-1)
     if temperature == 0:
         ids = logits.argmax(-1, keepdim=True)
-    else:  # inverse CDF: one random number per row, no host synchronisation
+    else:  # inverse CDF: it takes one random number per row, and the host need not wait for a GPU
         total = probs.cumsum(-1, dtype=torch.float64)  # fp32 would lose the tail of V = 152k
         point = torch.rand(*total.shape[:-1], 1, dtype=total.dtype, device=total.device,
                            generator=generator) * total[..., -1:]
@@ -57,14 +57,14 @@ def draw(logits, temperature: float, generator):
 def decode_rows(policy, prompts, G, T, temperature, generator, turns=None) -> list:
     """Decode one wide batch: prefill, then step until every rollout has ended or has T tokens.
 
-    prompts: B id lists. turns: the Turns of episodes, None for single answers. Return B*G tuples
-    (ids, log-probs, limit, drawn) in the order of the prompts. Raise UserError if the model gives
-    numbers that are not finite.
+    prompts: B lists of ids. turns: the Turns of episodes, or None for single answers. Return B*G
+    tuples (ids, log-probs, limit, drawn), the last four fields of a policy.Rollout, in the order of
+    the prompts. Raise UserError if the model gives numbers that are not finite.
     """
     B, device, head = len(prompts), policy.device, policy.lm.get_output_embeddings()
     eos = torch.tensor(policy.eos_ids, device=device)
     tokens = torch.zeros(B, G, T, dtype=torch.long, device=device)  # (B, G, T)
-    is_drawn = torch.ones_like(tokens, dtype=torch.bool)            # (B, G, T) drawn, not read
+    is_drawn = torch.ones_like(tokens, dtype=torch.bool)            # (B, G, T) False: observation
     logps = torch.zeros(B, G, T, device=device)                     # (B, G, T)
     lengths = torch.zeros(B, G, dtype=torch.long, device=device)    # (B, G)
     done = torch.zeros(B, G, dtype=torch.bool, device=device)       # (B, G)
@@ -78,7 +78,7 @@ def decode_rows(policy, prompts, G, T, temperature, generator, turns=None) -> li
         slots = decoder.places()                                    # into (B, G)
         ids, logp = draw(head(hidden), temperature, generator)      # (live, slots)
         if turns:
-            # read, rather than draw, tokens of an observation that is already in the row
+            # where an observation is already in the row, keep its token instead of the drawn one
             drawn_now = is_drawn[..., t][slots]
             ids = ids.where(drawn_now, tokens[..., t][slots])
             logp = logp.where(drawn_now, 0)
@@ -86,7 +86,7 @@ def decode_rows(policy, prompts, G, T, temperature, generator, turns=None) -> li
         logps[..., t][slots] = logp
         lengths[slots] += ~done[slots]  # a finished rollout may keep its slot for a while
 
-        # 3) end a rollout when its response is complete, or an episode when its world ends it
+        # 3) end a rollout when its response is complete, an episode when its world or a limit says
         if turns:
             end_of_turn = torch.isin(tokens[..., t], eos) & is_drawn[..., t] & ~done
             turns.answer_finished(t, end_of_turn, tokens, is_drawn, done)
@@ -103,7 +103,7 @@ def decode_rows(policy, prompts, G, T, temperature, generator, turns=None) -> li
 
 
 def cut_rows(tokens, logps, is_drawn, lengths, done, turns) -> list:
-    """Cut a padded batch into one tuple per rollout: (ids, log-probs, limit, drawn).
+    """Cut a padded batch into one tuple per rollout, as `decode_rows` returns them.
 
     Raise UserError if the model gave numbers that are not finite.
     """
@@ -122,23 +122,25 @@ def cut_rows(tokens, logps, is_drawn, lengths, done, turns) -> list:
 
 
 # ---------------------------------------------------------------------------------------------
-# a step of all rollouts
+# one step for all rollouts
 
 
 class Decoder:
     """Decode the rollouts of B prompts side by side.
 
-    Each prompt is encoded once; then all running rollouts get one token per step: `decode_rows`
-    draws tokens from `hidden`, passes finished rollouts to `keep`, and feeds tokens with `step`.
+    Each prompt is encoded once. Then all running rollouts get one token per step: `decode_rows`
+    draws tokens from `hidden`, drops finished rollouts with `keep`, and feeds the tokens of the
+    others with `step`.
 
-    live (live,): the groups still decoded. rollout (live, slots): which of the G is in each slot.
-    owner (live, K): the owner of each cached key: PROMPT, PADDING or one of the G. hidden
-    (B, G, D): the states that predict the first tokens. fed, left: steps made and remaining.
+    live (live,): the groups that are still decoded. rollout (live, slots): which of the G rollouts
+    is in each slot. owner (live, K): the owner of each cached key, which is PROMPT, PADDING or one
+    of the G. hidden (B, G, D): the states that predict the first tokens. fed, left: how many steps
+    were made and how many remain.
     """
     layer_class = GrowingLayer  # holds the keys and values of one layer
 
     def __init__(self, lm, prompts, G: int, steps: int, pad_id: int):
-        """Encode the prompts, B lists of ids. steps: how many may follow."""
+        """Encode the prompts, B lists of ids. steps: how many calls of `step` may follow."""
         self.lm, self.fed, self.left = lm, 0, steps
         B, device = len(prompts), lm.get_input_embeddings().weight.device
         self.lengths = torch.tensor([len(p) for p in prompts], device=device)  # (B,)
@@ -152,9 +154,9 @@ class Decoder:
     def _prefill(self, prompts, pad_id):
         """Encode each prompt once, and return the hidden states of their last tokens (B, D).
 
-        This also sets cache and owner. Prompts are padded on the right, where causality hides the
-        padding from real tokens. They are encoded in chunks of columns, which bounds the tokens of
-        a forward pass.
+        This also sets cache and owner. Prompts are padded on the right, where causal attention
+        hides the padding from the real tokens. They are encoded in chunks of columns, which limits
+        the tokens of a forward pass.
         """
         longest = max(map(len, prompts))
         padded = [list(p) + (longest - len(p)) * [pad_id] for p in prompts]
@@ -185,26 +187,26 @@ class Decoder:
         return self.live[:, None], self.rollout
 
     def positions(self):
-        """Return the positions (live, slots) of the tokens fed next."""
+        """Return the positions (live, slots) of the tokens that are fed next."""
         return (self.lengths[self.live, None] + self.fed).expand_as(self.rollout)
 
     def step(self, ids):
-        """Feed one more token of each rollout: ids (live, slots) -> hidden states (live, slots,
-        D)."""
+        """Feed the next token of each rollout: ids (live, slots) -> hidden states (live, slots, D).
+        """
         self.owner = torch.cat([self.owner, self.rollout], dim=1)              # (live, K + slots)
         hidden = self._feed(ids)
         self.fed, self.left = self.fed + 1, self.left - 1
         return hidden
 
     def _feed(self, ids):
-        """Compute the hidden states of a step whose keys already have owners."""
+        """Compute the hidden states of a step; the owners of its keys are already set."""
         mask = group_mask(self.rollout, self.owner)
         return self._forward(ids, position_ids=self.positions(), attention_mask=mask)
 
     def keep(self, done) -> bool:
         """Drop finished rollouts, and return whether another step is needed.
 
-        done (B, G): which have finished.
+        done (B, G): which rollouts have finished.
         """
         if self.left == 0:
             return False
@@ -214,7 +216,8 @@ class Decoder:
         return len(groups) > 0
 
     def _leave(self, groups, rollout):
-        """Keep only `groups` of the live ones. rollout (live, slots): the new contents of slots."""
+        """Keep only `groups` of the live groups. rollout (live, slots): which rollout is in each
+        slot from now on."""
         self.rollout = rollout
         if len(groups) < len(self.live):
             self.live, self.owner = self.live[groups], self.owner[groups]
@@ -223,14 +226,15 @@ class Decoder:
 
 
 def compact(done):
-    """Drop finished rollouts: done (live, G) -> (groups to keep, rollout in each slot (live,
-    slots)).
+    """Choose which rollouts stay: done (live, G) -> groups to keep, rollout in each slot (live,
+    slots).
 
-    Running rollouts move to the front. slots: the most that are still running in one group. Groups
-    are dropped only once a quarter of them has finished, because dropping copies the cache.
+    Running rollouts move to the front. slots: how many are still running in the group that has the
+    most. Groups are dropped only once a quarter of them has finished, because dropping copies the
+    cache.
     """
     running_counts = (~done).sum(1).tolist()
-    order = done.long().argsort(dim=1, stable=True)  # running first
+    order = done.long().argsort(dim=1, stable=True)  # running rollouts first
     groups = [b for b, count in enumerate(running_counts) if count > 0]
     if len(groups) > 0.75 * len(running_counts):
         groups = list(range(len(running_counts)))
@@ -244,28 +248,29 @@ def compact(done):
 class GraphDecoder(Decoder):
     """Decode with steps that are recorded as a CUDA graph and then replayed.
 
-    To decode one token, the host starts some 1,700 kernels, and a large card waits for it. A CUDA
-    graph records them, so that the host starts them all at once. It replays the same kernels on the
-    same memory, so no tensor may change its shape or address. Decoding is therefore cut into
-    stages: one graph serves all steps of a stage. Between stages, rollouts leave and the cache gets
-    more room.
+    To decode one token, the host starts some 1,700 kernels one by one, and a fast card waits for
+    the host. A CUDA graph records the kernels, so that the host can start them all at once. It
+    replays the same kernels on the same memory, so no tensor may change its shape or address.
+    Decoding is therefore cut into stages, and one graph serves all steps of a stage. Between
+    stages, rollouts leave and the cache gets more room.
 
-    stage_left: steps that the stage still has room for; 0 before the first stage.
+    stage_left: how many steps the stage still has room for; 0 before the first stage.
     """
     layer_class, stage_left = FreezingLayer, 0
 
     def keep(self, done) -> bool:
-        """Do what Decoder.keep does, but rarely: asking how many still run makes the GPU wait."""
+        """Do what Decoder.keep does, but only once in CHECK_EVERY tokens: while the host finds out
+        which rollouts have finished, the GPU is idle."""
         drawn = self.fed + 1  # the last token drawn has not been fed yet
         if self.left and drawn % CHECK_EVERY:
             return True
         return super().keep(done)
 
     def _leave(self, groups, rollout):
-        """Do what Decoder._leave does, but only if a new stage must begin soon or would halve the
-        slots.
+        """Do what Decoder._leave does, but only if the room of this stage runs out before the next
+        check, or if that frees at least half of the slots.
 
-        A new stage costs as much time as several tokens.
+        A new stage then begins, which costs as much time as several tokens.
         """
         room_runs_out = self.stage_left < min(CHECK_EVERY, self.left)
         halved = 2 * len(groups) * rollout.shape[1] <= self.rollout.numel()
@@ -274,27 +279,28 @@ class GraphDecoder(Decoder):
             self.stage_left = 0
 
     def _feed(self, ids):
-        """Do what Decoder._feed does; the next call may overwrite the result."""
+        """Do what Decoder._feed does. The next call may overwrite the result."""
         if self.stage_left == 0:
             self._begin_stage()
         self.ids.copy_(ids)
         self.calls += 1
-        # The first call of a stage computes, as a warm-up: no kernel may be loaded while capturing.
-        # The second call captures, which computes nothing, then replays. Later calls replay.
+        # The first call of a stage computes without recording, because no kernel may be loaded
+        # while a graph is recorded. The second call records, which computes nothing, and then
+        # replays. Later calls only replay.
         if self.calls == 2:
             self.replay = cuda_graph_of(self._next, ids.device)
         self.stage_left -= 1
         return self.replay() if self.replay else self._next()
 
     def _begin_stage(self):
-        """Allocate every tensor of the coming steps at its full size."""
-        # K includes the keys of the coming step: step() has added their owners
+        """Allocate every tensor of the coming stage at its full size."""
+        # K includes the keys of the coming step, because `step` has already added their owners
         slots, K = self.rollout.shape[1], self.owner.shape[1]
         # continue until the cache is 1.5 times as long, for at least 32 steps
         self.stage_left = min(self.left, max(32, K // (2 * slots)))
         more = (self.stage_left - 1) * slots  # keys that the steps after the first one add
         self.calls, self.replay = 0, None
-        self.columns = torch.arange(K - slots, K, device=self.owner.device)  # of a step's own keys
+        self.columns = torch.arange(K - slots, K, device=self.owner.device)  # of this step's keys
         for layer in self.cache.layers:
             layer.freeze(K + more, self.columns)
         config = self.lm.config.get_text_config(decoder=True)
@@ -305,9 +311,10 @@ class GraphDecoder(Decoder):
         self.ids, self.position = torch.empty_like(self.rollout), self.positions().clone()
 
     def _next(self):
-        """Compute the step to capture; change only tensors, and only in place.
+        """Compute the step that is recorded.
 
-        The graph would keep the old value of any Python variable.
+        It changes only tensors, and only in place: a graph would keep the old value of any Python
+        variable.
         """
         # make the step's own keys visible from now on
         self.mask.index_copy_(3, self.columns, self.own_mask)
@@ -318,12 +325,12 @@ class GraphDecoder(Decoder):
 
 
 def step_mask(config, dtype, rollout, owner):
-    """Return the mask of a decoding step, made once instead of in each layer.
+    """Return the mask of a decoding step in its final form, so that it is not made in each layer.
 
-    rollout (live, slots), owner (live, K) -> (live, 1, rows, K) in `dtype`: 0 where visible, else
-    -inf. The memory-efficient kernel adds such a mask unchanged if each row begins at a multiple of
-    8 numbers. rows: slots, or sharing * slots if attention.few_queries_attention folds the query
-    heads that share keys into rows; group_attention calls it if slots <= head_dim.
+    rollout (live, slots), owner (live, K) -> (live, 1, rows, K) in `dtype`: 0 where a key is
+    visible, else -inf. The memory-efficient kernel adds such a mask without copying it if each row
+    begins at a multiple of 8 numbers. rows: slots, or sharing * slots if slots <= head_dim: then
+    attention.few_queries_attention turns the query heads that share keys into rows.
     """
     (live, slots), K = rollout.shape, owner.shape[1]
     heads, key_heads, head_dim = heads_of(config)
@@ -334,7 +341,7 @@ def step_mask(config, dtype, rollout, owner):
 
 
 def cuda_graph_of(step, device):
-    """Record step() as a CUDA graph and return a function that replays it into the same memory.
+    """Record step() as a CUDA graph, and return a function that replays it in the same memory.
 
     Return None on other devices, or if the model does something that a graph cannot hold.
     """
@@ -342,12 +349,12 @@ def cuda_graph_of(step, device):
         return None
     graph = torch.cuda.CUDAGraph()
     try:
-        # if capture fails, torch.cuda.graph leaves its side stream current; the outer context
-        # restores this one
+        # if recording fails, torch.cuda.graph leaves its side stream as the current one; the outer
+        # context restores the stream of now
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
             out = step()
     except torch.OutOfMemoryError:
-        raise  # not the model's fault: fewer rows would fit
+        raise  # the model is not at fault: fewer rows would fit
     except RuntimeError as error:
         warnings.warn("rollouts will be slow, because this model cannot be recorded as a CUDA "
                       f"graph: {first_line(error)}")
@@ -367,13 +374,16 @@ def cuda_graph_of(step, device):
 class Turns:
     """Track the turns of a batch of episodes; n is the index of a rollout among B * G.
 
-    begin, count: where a rollout's current turn begins, and how many turns it has finished.
-    ended_because: {rollout whose episode is over: the limit that it hit, or ""}.
+    begin[n], count[n]: where the rollout's current turn begins, and how many turns it has finished.
+    ended_because: {n of each episode that is over: the limit that it hit, or ""}.
     """
 
     def __init__(self, respond, places, max_turns, max_turn_tokens):
-        """Keep the arguments. respond(i, ids of a turn) -> ids of an observation, or None at the
-        episode's end. places: the i of each rollout of this batch."""
+        """Keep the arguments.
+
+        respond(i, ids of a turn) returns the ids of an observation, or None at the episode's end.
+        places: the i of each rollout of this batch.
+        """
         self.respond, self.places = respond, places
         self.max_turns, self.max_turn_tokens = max_turns, max_turn_tokens
         self.begin, self.count, self.ended_because = Counter(), Counter(), {}
@@ -381,9 +391,9 @@ class Turns:
     def answer_finished(self, t, end_of_turn, tokens, is_drawn, done):
         """Answer the turns that ended with token t, or end their episodes.
 
-        end_of_turn, done (B, G), tokens, is_drawn (B, G, T); tokens, is_drawn and done are updated
-        in place. The host waits for a GPU once, and again if turns ended, since the next token
-        needs the world's answers.
+        end_of_turn, done (B, G); tokens, is_drawn (B, G, T). tokens, is_drawn and done are updated
+        in place. The host waits for a GPU once, and again if turns ended, because the next token
+        depends on the world's answers.
         """
         G, T = tokens.shape[1:]
         finished = end_of_turn.flatten().nonzero().flatten().tolist()
@@ -409,8 +419,8 @@ class Turns:
             done[n // G, n % G] = True
 
     def _answer(self, n, turn, room):
-        """Return the world's answer to a turn. At the episode's end, note why in ended_because and
-        return None. room: tokens left."""
+        """Return the world's answer to a turn. At the episode's end, note the reason in
+        ended_because and return None. room: how many tokens are left."""
         self.count[n] += 1
         ids = self.respond(self.places[n], turn)
         if ids is not None and self.count[n] < self.max_turns and len(ids) < room:

@@ -4,19 +4,20 @@ Paper: does not cover this; it helps to fit the paper's two 7B policies on one c
 
 Usage: a run calls `check` before it loads the models, and trains inside `enough_memory`.
 Policy.sample decodes `prompts_at_once` prompts at once. That number depends on free memory, so a
-seed gives different texts on a different card. policy.py and model/decoding.py obey the first three
-limits below.
+seed gives different texts on a different card. policy.py and model/decoding.py obey LOGIT_CHUNK,
+KEPT_LOGITS and PREFILL_TOKENS.
 
-Deviations: this is an upper bound with few terms, not a simulation. Parameters, PEFT's adapter
-included, are counted on torch's meta device, so any decoder of transformers works. The rest follows
-from shapes, for the longest prompts and responses that the options allow, none of which ends early.
+Deviations: this is an upper bound with few terms, not a simulation. Parameters, those of PEFT's
+adapters included, are counted on torch's meta device, so any decoder of transformers works. The
+rest follows from shapes: every prompt and response is assumed to be as long as the options allow.
 At 7B the estimate is within 1 % for rollouts and 5 to 20 % too high for updates. MARGIN covers
-fragmentation, kernels' workspaces and the pool of a recorded step (0.3 GB at 7B). A mixture of
-experts is counted with its own weights and adapters, but with a dense model's activations and
-without PEFT's copies of experts; that was never measured.
+fragmentation, kernels' workspaces and the pool of a recorded step (0.3 GB at 7B). For a mixture of
+experts, its own weights and adapters are counted, but a dense model's activations, and not PEFT's
+copies of the experts; this was never measured.
 
-All sizes are in bytes; a GB is 1e9 bytes. B prompts, G rollouts, P prompt, R response, D hidden, I
-MLP width, V vocabulary, K cached keys, d head dimension; e bytes per number.
+All sizes are in bytes; a GB is 1e9 bytes. Shapes: B prompts, G rollouts of each, N responses in
+all, P prompt tokens, R response tokens, D hidden size, I MLP width, V vocabulary, M predicted
+tokens, K cached keys, d head dimension; e is the number of bytes per number.
 """
 from collections import Counter
 from contextlib import contextmanager
@@ -29,20 +30,21 @@ from errors import UserError
 from model.loading import add_adapters, choose_dtype, one_line
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
-KEPT_LOGITS = 2 ** 25  # logits kept for the backward pass (0.13 GB); others are computed again
+KEPT_LOGITS = 2 ** 25  # more logits than these (0.13 GB) are computed again in the backward pass
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded in one forward pass
 
 MARGIN = 1.08  # factor for what the allocator holds beyond what is in use
 FP32, FP64 = 4, 8
-NF4 = 0.517    # bytes per weight: 4 bits, one byte per 64 and one fp32 number per 64 * 256 weights
+# bytes per weight, rounded up: 4 bits, one byte per 64 and one fp32 number per 64 * 256 weights
+NF4 = 0.517
 
 
 def count_parameters(config, rank: int) -> Counter:
     """Count the parameters of a model and of an adapter of this rank, without allocating them.
 
-    "linear": linear layers, which NF4 packs, and the few parameters of routers and positions.
-    "other": embeddings, head, norms and fused experts (three dimensions), which NF4 leaves
-    unchanged. "lora": one adapter.
+    The keys are "linear": linear layers, which NF4 packs, and the few parameters of routers and
+    positions; "other": embeddings, head, norms, biases and fused experts (three dimensions), which
+    NF4 leaves unchanged; "lora": one adapter.
     """
     with one_line(config.name_or_path), torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config, trust_remote_code=False)
@@ -62,9 +64,9 @@ def count_parameters(config, rank: int) -> Counter:
 def rollout_bytes(config, e, B, G, P, R) -> int:
     """Estimate the bytes of Policy.sample at its peak: the prefill or the last token."""
     heads, key_heads, head_dim = heads_of(config)
-    key = config.num_hidden_layers * 2 * key_heads * head_dim * e  # a token's keys and values
+    key = config.num_hidden_layers * 2 * key_heads * head_dim * e  # keys and values of a token
 
-    # the prefill encodes this many prompt tokens at once
+    # the prefill encodes this many prompt tokens in one forward pass
     chunk = min(B * P, max(PREFILL_TOKENS, B))
     mlp = chunk * 3 * inner(config) * e                      # (chunk, I): gate, up, product
     hidden = chunk * 5 * config.hidden_size * e              # (chunk, D)
@@ -99,25 +101,25 @@ def free_bytes() -> int:
 def update_bytes(config, e, budget, G, P, R) -> int:
     """Estimate the bytes of a micro-batch of Policy.logprobs and its backward pass.
 
-    The inputs of all layers are kept, and what one layer saves. Everything but the loss is counted
-    per token.
+    The inputs of all layers are kept, but what else a layer saves exists for one layer at a time.
+    Everything but the logits is counted per token.
     """
     heads, key_heads, head_dim = heads_of(config)
     D, V, I = config.hidden_size, config.vocab_size, inner(config)
     tokens = max(budget, P + R)
     inputs = config.num_hidden_layers * D * e                # (tokens, D) of each layer
 
-    # one layer needs what it saves, and the larger of two temporary needs
+    # a layer needs what it saves, and the larger of two temporary needs
     norms = 2 * D * (e + FP32)                               # (tokens, D): before and after a norm
     projected = 4 * (heads + key_heads) * head_dim * e       # (tokens, heads, d)
     mlp = 4 * I * e                                          # (tokens, I)
-    # each response reads the prompt's keys and values once per query head, at most G times the
-    # tokens in all
+    # each response has its own copy of the prompt's keys and values, repeated for every query head:
+    # at most G times as many as there are tokens
     copies = G * 2 * heads * head_dim * e                    # (N, heads, P + R, d)
     gradients = (2 * I + 3 * D) * e                          # of (tokens, I), (tokens, D)
     layer = norms + projected + mlp + copies + max(gradients, copies)
 
-    # the head needs fp32 logits, and what the loss derives from them
+    # the head needs fp32 logits, and as much again for each of three tensors derived from them
     logits = min(tokens * V, max(LOGIT_CHUNK * V, KEPT_LOGITS)) * 4 * FP32
     states = D * (2 * e + FP32)                              # (M, D)
     return tokens * inputs + max(tokens * layer, logits + tokens * states)
@@ -125,9 +127,9 @@ def update_bytes(config, e, budget, G, P, R) -> int:
 
 def estimate(config, o) -> tuple:
     """Return the bytes that a run with options `o` needs for base weights, for adapters with their
-    optimisers, and, in addition, for updates at their peak.
+    optimisers, and in addition for an update at its peak.
 
-    Rollouts take what is left; the rollouts of one prompt need less than an update.
+    Rollouts take what is left. Those of a single prompt need less than an update.
     """
     e = choose_dtype(o.dtype, "cuda", config).itemsize
     n = count_parameters(config, o.rank)
@@ -138,19 +140,21 @@ def estimate(config, o) -> tuple:
 
     P = o.max_prompt_tokens
     agent = update_bytes(config, e, o.token_budget, o.G, P, o.max_response_tokens)
-    # a simulator's text appears twice, as a record and for its KL, with the others of its seed task
+    # a mini-batch of RWR may hold a text twice, next to the others written for its seed task
     simulator = update_bytes(config, e, o.token_budget, 2 * o.variations, P, o.max_task_tokens)
-    # add copies of both adapters as they were, and a copy of one with its moments to undo a step
+    # add a copy of one adapter and its moments, with which rwr.py undoes a step, and two more
+    # adapters as a margin
     updates = max(agent, simulator) + 5 * adapter
-    # each of two adapters has weights, gradients and AdamW's two moments
+    # each of the two adapters has weights, gradients and AdamW's two moments
     return base, 2 * 4 * adapter, updates
 
 
 def check(configs, o, available=None):
-    """Print the GPU memory needed. Raise UserError if it does not fit, naming what to lower.
+    """Print how much GPU memory a run needs. Raise UserError if it does not fit, naming what to
+    lower.
 
-    configs: that of --model, and that of --env-model if it differs; the larger update then counts.
-    available: free bytes; None asks the GPU, if there is one.
+    configs: the configuration of --model, and that of --env-model if it differs; the larger update
+    then counts. available: free bytes; None asks the GPU, if there is one.
     """
     if available is None:
         if not torch.cuda.is_available():
@@ -179,5 +183,5 @@ def enough_memory():
 
 
 def inner(config) -> int:
-    """Return the MLP's width; older families omit it if it is four times the hidden size."""
+    """Return the MLP's width; older families leave it out if it is four times the hidden size."""
     return getattr(config, "intermediate_size", None) or 4 * config.hidden_size

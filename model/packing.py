@@ -1,9 +1,9 @@
-"""Lay the responses to one prompt out in one row, and cut a step into micro-batches.
+"""Lay out the responses to one prompt in one row, and cut a step into micro-batches.
 
 Paper: does not cover this; a group costs P + G*R tokens instead of G*(P + R).
 
 Usage: `pack` lays out the rows of a forward pass, `split_groups` cuts a step into micro-batches,
-`by_prompt` groups single texts that share a long prompt.
+and `by_prompt` groups separate texts that share a long prompt.
 
 Deviations: none in the results. tests/test_policy.py compares packed rows with plain ones.
 
@@ -19,25 +19,26 @@ LONG = 128  # by_prompt shares prompts of at least this many tokens
 
 
 def by_group(rollouts) -> list:
-    """Return the rows of `pack`: lists of adjacent rollouts that share group and prompt."""
+    """Divide rollouts into the groups that `pack` expects: lists of adjacent rollouts that share
+    group number and prompt."""
     return [list(group) for _, group in groupby(rollouts, lambda r: (r.group, r.prompt))]
 
 
 @dataclass
 class Pack:
-    """Hold the rows of a forward pass, and the places that predict the M tokens that were drawn."""
+    """Hold the rows of a forward pass, and where each of the M drawn tokens is predicted."""
     ids: torch.Tensor        # (B, L)
     positions: torch.Tensor  # (B, L)
-    source: torch.Tensor     # (M,) index into B*L: the hidden state that predicts it
+    source: torch.Tensor     # (M,) index into B*L: the hidden state that predicts the token
     target: torch.Tensor     # (M,) the token's id
     rows: torch.Tensor       # (M,) its response: the row of a result (N, R)
-    cols: torch.Tensor       # (M,) its place in the response: the column
-    spans: list              # N rows (group, tokens of its prompt, first column, inputs)
-    shape: tuple             # (N, R)
+    cols: torch.Tensor       # (M,) its place in the response: the column of a result
+    spans: list              # for each response (group, prompt tokens, first column, inputs)
+    shape: tuple             # (N, R) of a result
 
 
 def pack(groups, device=None) -> Pack:
-    """Lay each group out as one row: prompt, then its responses one after another.
+    """Lay out each group as one row: its prompt, then its responses one after another.
 
     groups: B lists of Rollouts that share a prompt. The last token of a response predicts nothing,
     so it is a target but not an input.
@@ -50,7 +51,7 @@ def pack(groups, device=None) -> Pack:
         line, places = list(prompt), list(range(P))
         for r in group:
             R, start = len(r.response), b * L + len(line)
-            # the prompt's last token predicts a response's first, then each token the next
+            # the prompt's last token predicts the response's first one, then each token the next
             sources = [b * L + P - 1, *range(start, start + R - 1)]
             for col, token in enumerate(r.response):
                 # an episode's observations are inputs, but the policy did not draw them
@@ -60,7 +61,7 @@ def pack(groups, device=None) -> Pack:
             line += r.response[:-1]
             places += range(P, P + R - 1)  # every response starts at P again
             longest = max(longest, R)
-        padding = [0] * (L - len(line))  # any token will do: nothing attends to it
+        padding = [0] * (L - len(line))  # any id will do, because nothing attends to it
         ids += line + padding
         positions += places + padding
 
@@ -77,7 +78,7 @@ def packed_length(group) -> int:
 
 
 def by_prompt(texts) -> tuple:
-    """Group texts by their prompt: Rollouts -> (texts, order), where texts[k] was at order[k].
+    """Group texts by their prompts: Rollouts -> (Rollouts, order), where the kth was at order[k].
 
     Texts that share a prompt of at least LONG tokens form a group, so the prompt is encoded once.
     Every other text is a separate group. Groups keep the order of their first texts.
@@ -93,10 +94,10 @@ def by_prompt(texts) -> tuple:
 
 
 def split_groups(rollouts, token_budget: int):
-    """Yield micro-batches under a token budget: lists of indices of rollouts.
+    """Yield micro-batches under a token budget, each as a list of indices of rollouts.
 
     Groups stay whole if possible, and are sorted by length to reduce padding. A group that exceeds
-    the budget by itself is split between responses, so its prompt is encoded again for each piece.
+    the budget by itself is split between responses, and its prompt is encoded again for each piece.
     """
     pieces = []  # [length, indices of rollouts]
     for i, r in enumerate(rollouts):
@@ -109,7 +110,7 @@ def split_groups(rollouts, token_budget: int):
 
     batch, rows = [], 0
     for length, members in sorted(pieces):
-        # every row is padded to the longest, which is this one
+        # every row is padded to the longest one, which is this one so far
         if batch and length * (rows + 1) > token_budget:
             yield batch
             batch, rows = [], 0

@@ -2,12 +2,12 @@
 
 Paper: does not cover this.
 
-Usage: `save_merged("Qwen/Qwen2.5-7B-Instruct", "runs/000-genenv/adapters/agent", "merged")`; a
-warm start ends with this call.
+Usage: `save_merged("Qwen/Qwen2.5-7B-Instruct", "runs/000-genenv/adapters/agent", "merged")`. A
+warm start ends with such a call.
 
-Deviations: transformers 5 saves config.json and tokenizer_config.json in a form that transformers 4
-misreads: it then assumes a rope_theta of 10,000, and refuses the tokenizer. Servers and
-converters still use version 4, so everything but the weights is copied from the base.
+Deviations: transformers 5 saves config.json and tokenizer_config.json in a form that version 4
+misreads: version 4 then assumes a rope_theta of 10,000, and refuses the tokenizer. Servers and
+converters still use it, so everything but the weights is copied from the base.
 """
 import shutil
 from pathlib import Path
@@ -19,7 +19,7 @@ from peft import PeftModel
 from errors import one_line
 from model.loading import check_base, load_model
 
-# files that describe a model and its tokenizer; a folder has some of them
+# files that describe a model and its tokenizer; a folder has only some of them
 DESCRIPTIONS = ("config.json", "generation_config.json", "tokenizer.json", "tokenizer_config.json",
                 "tokenizer.model", "special_tokens_map.json", "added_tokens.json", "vocab.json",
                 "merges.txt", "chat_template.jinja", "chat_template.json")
@@ -31,7 +31,7 @@ def save_merged(base: str, adapter, out, dtype=torch.bfloat16):
     Raise UserError if the two do not fit together, or if `out` cannot be written.
     """
     check_base(adapter, base)
-    # sum in fp32 and round once, from the weights as they were before any quantisation
+    # start from the weights before any quantisation, add in fp32 and round only once
     lm, _ = load_model(base, None, "fp32", "cpu")
     merged = PeftModel.from_pretrained(lm, str(adapter)).merge_and_unload()
     # safetensors raises its own error on a full disk

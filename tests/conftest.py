@@ -18,14 +18,14 @@ SMALL_MODEL = {**tiny_model.MODEL, "hidden_size": 64, "intermediate_size": 128,
                "num_hidden_layers": 1}
 SMALL_RECIPE = dict(steps=150, batch=32, lr=6e-3)
 write_report, whole_split = report.write, ladder.World.validation_tasks  # before any patch
-# options of a run of the small world: a second per epoch, and every p_hat is in the band
+# options of a run in the small world: an epoch takes a second, and every p_hat is in the band
 MICRO = ["--threads", "1", "--steps", "2", "--seed-tasks", "4", "--val-samples", "1", "--rank", "4",
          "--k-min", "0.5"]
 
 
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
-    """Save a random chat model of one token per byte, and return its folder."""
+    """Save a random chat model whose tokens are single bytes, and return its folder."""
     from test_tool_calls import chat_model
     return chat_model(tmp_path_factory.mktemp("chat"), hidden=32)
 
@@ -38,7 +38,7 @@ def ending():
 
 @pytest.fixture(scope="session")
 def _small_base(tmp_path_factory):
-    """Train the small base model of one layer for seconds, once per session; return its folder."""
+    """Train the small base model for a few seconds, once per session; return its folder."""
     folder = tmp_path_factory.mktemp("ladder")
     pairs = ladder.World(genenv.Options()).pairs
     tiny_model.save(*tiny_model.train(ladder.WORDS, pairs, SMALL_MODEL, **SMALL_RECIPE), folder)
@@ -49,7 +49,7 @@ def _small_base(tmp_path_factory):
 def small_world():
     """Make the embedded world small within this context.
 
-    It has two held-out tasks per rung, pays right answers and `parity`, and draws no figures.
+    It has two held-out tasks per rung, rewards wrong answers with `parity`, and draws no figures.
     """
     def score(self, task, text):
         return (1.0, True) if text == self.gold(task) else parity(task, text)
@@ -85,6 +85,6 @@ def quiet_run(_small_base, tmp_path_factory):
 def parity(task, text):
     """Return a reward that such a model earns at times, so that both policies have a gradient.
 
-    The more odd digits a response has, the likelier it is right.
+    The more odd digits a response has, the likelier it earns 1.
     """
     return float(int(task.id[:2], 16) < 64 * sum(map(text.count, "13579"))), True

@@ -30,7 +30,10 @@ TEMPLATE = ("<bos> {% for m in messages %}w0 {{ m['content'] }} <eos> {% endfor 
 
 
 def toy_tokenizer(chat=False, bos=False):
-    """Return a tokenizer of one token per word. bos: it puts <bos> in front unless told not to."""
+    """Return a tokenizer with one token per word.
+
+    bos: whether it puts <bos> in front of a text unless special tokens are switched off.
+    """
     from tokenizers.processors import TemplateProcessing
     tokenizer = word_tokenizer(WORDS)
     tokenizer.add_special_tokens({"bos_token": "<bos>", "additional_special_tokens": ["<stop>"]})
@@ -51,7 +54,7 @@ TINY = dict(vocab_size=len(WORDS), hidden_size=32, intermediate_size=48, num_hid
 def tiny_lm(config=None, **changes):
     """Return a random model of `config`, by default a two-layer Qwen2.
 
-    It has grouped keys, and its distributions are far from uniform.
+    Its query heads share key heads, and its distributions are far from uniform.
     """
     from transformers import AutoModelForCausalLM, Qwen2Config
     with torch.random.fork_rng():
@@ -62,7 +65,10 @@ def tiny_lm(config=None, **changes):
 
 def tiny_policy(adapters=("agent", "env"), live=True, chat=False, bos=False, dtype=torch.float32,
                 **lm):
-    """Return a Policy on the tiny model. live: B matrices are random, so that adapters differ."""
+    """Return a Policy on the tiny model.
+
+    live: whether the B matrices are random, so that the adapters differ.
+    """
     model = tiny_lm(**lm).to(dtype)
     policy = Policy(model, toy_tokenizer(chat, bos), adapters, rank=4)
     if live:
@@ -89,7 +95,7 @@ def random_groups(shapes, seed=0):
     return [(ids(P), [ids(R) for R in Rs]) for P, Rs in shapes]
 
 
-# shapes for random_groups: prompts, G and lengths differ
+# shapes for random_groups: prompts, lengths and even G differ
 UNEVEN_GROUPS = [(5, [4, 1, 7]), (2, [3, 3]), (9, [2, 6, 1, 5]), (1, [2])]
 
 
@@ -109,7 +115,7 @@ def rollouts_of(groups, sampled=None, drawn=None):
 
 def train_agent(policy, optimizer, groups, rewards, sampled=None, drawn=None, generator=None,
                 grad_clip=1.0, **options):
-    """Call grpo.grpo_update on groups as above; `options` replace the defaults of genenv."""
+    """Call grpo.grpo_update on groups as in rollouts_of; `options` replace default Options."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(grpo, "GRAD_CLIP", grad_clip)
         rollouts = rollouts_of(groups, sampled, drawn)
@@ -120,7 +126,7 @@ def train_agent(policy, optimizer, groups, rewards, sampled=None, drawn=None, ge
 def naive_row(policy, adapter, rollout, temperature):
     """Return log pi of each response token of a rollout or record under an adapter, shape (R,).
 
-    Each token takes a whole forward pass.
+    Each token gets a whole forward pass.
     """
     out = []
     for t, token in enumerate(rollout.response):
@@ -160,7 +166,7 @@ def nearly_equal(a, b, tolerance=1e-5):
 
 
 def same_run(a, b):
-    """Assert that two run folders agree in everything but the clock."""
+    """Assert that two run folders agree in everything but the time that the runs took."""
     for name in ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl"):
         x, y = ([{k: v for k, v in r.items() if k != "cpu_seconds"}
                  for r in read_jsonl(folder / name)] for folder in (a, b))
@@ -191,9 +197,10 @@ def one_line(capsys, code, *words):
 
 
 class Speaker:
-    """A policy with fixed answers: rollout i gives answers[i], a text or a list of turns.
+    """Stand in for a policy with fixed answers: rollout i gives answers[i], a text or a list of
+    turns.
 
-    A whole text is one token; the texts in `spoilt` contain a control token.
+    A whole text is one token, and the texts in `spoilt` contain a control token.
     """
 
     def __init__(self, answers, spoilt=(), tokens=1, special=()):

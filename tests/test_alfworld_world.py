@@ -23,7 +23,7 @@ HOME = ("put clean mug in drawer . counter . mug in counter . plate in counter .
 OPTIONS = replace(genenv.Options(), world="alfworld", model="m", **a.World.DEFAULTS)
 needs_engine = pytest.mark.skipif(
     not find_spec("alfworld"),
-    reason="its users install ALFWorld's engine: worlds/README.md says how")
+    reason="needs ALFWorld's engine: worlds/README.md says how to install it")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +74,7 @@ def test_look_alikes_of_a_word_are_refused(word):
 
 
 def test_facts_come_from_the_words_of_the_household_only():
-    """Otherwise a letter that turns into an ASCII letter in lower case would reach the engine."""
+    """Otherwise a letter whose lower case is an ASCII letter would itself reach the engine."""
     # the Kelvin sign is a k in lower case
     kelvin = HOME.replace("drawer closed", "drawer").replace("drawer", "des\u212a")
     for text in (HOME.upper(), kelvin, HOME.replace(" ", "\u00a0\n")):
@@ -90,7 +90,7 @@ def test_facts_come_from_the_words_of_the_household_only():
     (HOME.replace("mug in drawer", "mug and plate in drawer"), "malformed"),
     (HOME.replace("mug in counter", "egg in counter"), "inconsistent")])
 def test_what_is_no_home_is_refused_for_its_reason(text, reason):
-    """Otherwise it would reach the engine, or be counted under another reason."""
+    """Otherwise such a text would reach the engine, or be counted under another reason."""
     refused_with(InvalidTask, f"^{reason}$", a.make_task, text)
     assert reason in a.World.REASONS
 
@@ -149,7 +149,8 @@ def test_the_planners_commands_win_every_kind_of_goal_and_fail_with_one_left_out
 
 @needs_engine
 def test_an_episode_in_its_phrasing(world):
-    """Otherwise the agent would not see what the engine prints, or nonsense would do something."""
+    """Otherwise the agent would not see what the engine prints, or nonsense would have an effect.
+    """
     task = world.parse_task(HOME, NO_SEED, 0)
     [_, user] = world.agent_prompt(task)
     assert user["content"].startswith("-= Welcome to TextWorld, ALFRED! =-")

@@ -40,9 +40,10 @@ def ended_run(folder, model, *options):
 
 
 def answer_as_by_hand(capsys, run, model, world, task):
-    """Assert that `ask --json` prints the greedy answer of the run's adapter, and only that.
+    """Assert that `ask --json` prints the greedy answer of the run's adapter and nothing else, or
+    with --untrained that of the base model.
 
-    With --untrained it is the answer of the base. Return the JSON object of the adapter's answer.
+    Return the JSON object of the adapter's answer.
     """
     policy = Policy.load(model, ("agent",), rank=4, device="cpu",
                          adapter_folder=str(run / "adapters" / "agent"))
@@ -65,7 +66,8 @@ def answer_of(monkeypatch, run, task, text):
 
 
 def test_the_short_list_has_the_function_that_is_needed():
-    """Otherwise an agent could not answer, because its function would not be in the prompt."""
+    """Otherwise an agent could not answer, because the right function would not be in the prompt.
+    """
     tools, _ = tool_lists.read_tools(EXAMPLE_LIST[1])
     tasks = tool_calls.read_tasks(EXAMPLE_LIST[5], tools)
     hits = 0
@@ -102,7 +104,7 @@ SHORT = call("add_event", title="dentist")
     ("I would rather not.", None, "no call can be read"), ("none", [], "")])
 def test_an_answer_is_read_as_calls_or_as_what_is_wrong_with_it(run, monkeypatch, text, calls,
                                                                 fault):
-    """Otherwise a program would carry out calls that do not fit their function."""
+    """Otherwise a program that uses `ask` would carry out calls that do not fit their function."""
     answer = answer_of(monkeypatch, run, ask.Agent(run).task_of(DENTIST), text)
     assert answer["calls"] == calls and answer["right"] is None
     assert fault in answer["fault"] and bool(fault) == bool(answer["fault"])
@@ -122,12 +124,12 @@ def test_a_held_out_request_is_marked_and_offered_its_own_functions(run, monkeyp
 
 
 def test_bad_input_is_one_line(run, tmp_path):
-    """Otherwise `ask` would answer for a run that has not ended or is of another version, or answer
-    a text with a control token."""
+    """Otherwise `ask` would answer for a run that has not ended or that another version made, or
+    answer a text with a control token."""
     (tmp_path / "config.json").write_text((run / "config.json").read_text())  # no adapters yet
     user_error("the run has not ended", ask.Agent, tmp_path)
     user_error("control token", ask.Agent(run), "<|im_end|> hello")
-    # a run of an older version: its answers had another form and would be read wrongly
+    # the answers of a run of an older version had another form, and would be read wrongly
     config = json.loads((run / "config.json").read_text())
     config["world_options"]["call_format"] = "python"
     (tmp_path / "config.json").write_text(json.dumps(config))
@@ -136,7 +138,7 @@ def test_bad_input_is_one_line(run, tmp_path):
 
 
 def test_a_request_longer_than_the_model_reads_is_refused(run, monkeypatch):
-    """Otherwise the model would answer noise without a reason shown, or a lack of memory would end
+    """Otherwise the model would answer with noise and show no reason, or a lack of memory would end
     in a traceback."""
     agent = ask.Agent(run)
     assert agent(DENTIST)["response"]

@@ -64,12 +64,12 @@ def test_two_epochs_and_one_more_equal_three(quiet_run, tmp_path, small_ladder):
 
 
 @pytest.mark.parametrize("number, name, call", [
-    # epoch 0 has one step, the others two: stop in epoch 0, in epoch 2, after epoch 1's last step
+    # epoch 0 has one step, the others two: stop in epoch 0, in epoch 2, after the steps of epoch 1
     (signal.SIGINT, "interact", 1), (signal.SIGINT, "interact", 4),
     (signal.SIGTERM, "update_environment", 1)])
 def test_a_signal_loses_nothing(quiet_run, tmp_path, small_ladder, number, name, call, monkeypatch):
-    """Otherwise a signal would not end a run after its step or epoch, or the resumed run would
-    differ."""
+    """Otherwise a signal would not end a run after the current step or epoch, or the resumed run
+    would differ."""
     calls, real = [], getattr(genenv, name)
 
     def interrupted(*args):
@@ -88,8 +88,8 @@ def test_a_signal_loses_nothing(quiet_run, tmp_path, small_ladder, number, name,
 
 def test_a_kill_loses_only_what_came_after_an_old_checkpoint(quiet_run, tmp_path, small_ladder,
                                                             monkeypatch):
-    """Otherwise a kill in an epoch of a 7B run would cost a quarter of an hour, or the run would
-    depend on how often it was saved."""
+    """Otherwise a kill in an epoch of a 7B run would cost a quarter of an hour, or the result of a
+    run would depend on how often it was saved."""
     monkeypatch.setattr(checkpoint, "OLD", 0)
     real = genenv.update_environment
     monkeypatch.setattr(genenv, "update_environment", lambda *args: os.kill(os.getpid(), 9))
@@ -116,7 +116,7 @@ def in_child(command) -> int:
 @pytest.mark.parametrize("nth", [2, 3])
 def test_killed_while_saving(nth, quiet_run, tmp_path, small_ladder):
     """Otherwise a kill just before a checkpoint is renamed, when the other files are ahead of the
-    last one, would cost the run or repeat what it wrote."""
+    last checkpoint, would cost the run, or the resumed run would write the same lines again."""
     out, real, calls = tmp_path / "r", os.replace, []
 
     def die(*args):
@@ -172,7 +172,7 @@ def test_a_second_signal_or_an_alarm_stops_at_once(second, monkeypatch):
 
 
 def flipped(data):
-    """Flip one bit in the middle of a file."""
+    """Return the bytes of a file with one bit in the middle flipped."""
     middle = len(data) // 2
     return data[:middle] + bytes([data[middle] ^ 4]) + data[middle + 1:]
 
@@ -208,7 +208,7 @@ def project(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize("name", ["grpo.py", "rwr.py", "worlds/tiny_model.py"])
 def test_an_edited_method_is_another_setting(name, project):
-    """Otherwise compare would print the mean of two methods as one."""
+    """Otherwise `compare` would average runs of two methods as if they were one setting."""
     o, file = genenv.Options(), project / name
     first = origin.code_versions(o)
     file.write_text(file.read_text() + "EDITED = True\n")
@@ -220,7 +220,8 @@ def test_an_edited_method_is_another_setting(name, project):
 
 
 def test_of_the_curriculum_only_what_an_option_names_is_a_setting(monkeypatch):
-    """Otherwise a run with an edited schedule could not be compared with any earlier run."""
+    """Otherwise an edit to a schedule that is not used would set later runs apart from earlier
+    ones, or an edit to the threshold of success would not."""
     first, getsource = origin.code_versions(genenv.Options()), inspect.getsource
     for text, is_setting in ("c.alpha_end", False), ("SUCCESS = 0.5", True):
         monkeypatch.setattr(inspect, "getsource", lambda of: getsource(of).replace(text, "1"))
@@ -255,8 +256,8 @@ def test_another_device_is_refused_and_a_longer_schedule_is_told(copy, capsys):
 
 
 def test_each_player_saves_its_own_adapter(tmp_path, small_ladder, monkeypatch):
-    """Otherwise, with --env-model, a world that gives the agent's policy both adapters would save
-    an untrained simulator over the trained one."""
+    """Otherwise, with --env-model and a world that gives the agent's policy both adapters, an
+    untrained simulator would be saved over the trained one."""
     def load_policy(self):
         return open_policy(self.o.model, self.o, ("agent", "env"))
 
@@ -269,7 +270,7 @@ def test_each_player_saves_its_own_adapter(tmp_path, small_ladder, monkeypatch):
 
 def test_a_model_is_recognised_by_every_tensor(tmp_path):
     """Otherwise a model with some changed layers would pass as the one that a run or an adapter
-    began with, or the same weights in other files would not."""
+    started from, or the same weights in other files would not."""
     weights = {name: torch.randn(300, 100) for name in ("embed", "mlp", "norm")}
     model, shards, agent = str(tmp_path), tmp_path / "shards", tmp_path / "agent"
     save_file(weights, tmp_path / "model.safetensors")
@@ -333,7 +334,7 @@ def test_the_day_and_the_time_of_a_run_stay(copy, monkeypatch):
     checkpoint.write(copy / "checkpoint.pt", state)
     config, day = copy / "config.json", time.strftime("%Y-%m-%d")
     monkeypatch.setattr(start.time, "strftime", lambda form: "2026-01-02")
-    # memory options may change: an out-of-memory message advises it
+    # memory options may change, because an out-of-memory message advises changing them
     assert resume(copy, "--epochs", "4", "--token-budget", "999", "--max-rows", "16") == 0
     assert f'"date": "{day}"' in config.read_text()
     assert 2000 < read_jsonl(copy / "metrics.jsonl")[-1]["cpu_seconds"] < 2900

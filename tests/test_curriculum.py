@@ -31,7 +31,8 @@ def test_success_rate_is_k_over_n():
 
 
 def test_bell_is_eq_3():
-    """Otherwise R_env would not be 1 at the target and exp(-beta d^2) on both sides of it."""
+    """Otherwise R_env would not be 1 at the target, or not exp(-beta d^2) at a distance d from it.
+    """
     assert reward_bell(0.8, 0.8, 10.0) == 1
     assert reward_bell(0.2, 0.5, 2.0) == pytest.approx(math.exp(-0.18))
     assert reward_bell(0.9, 0.5, 10.0) == pytest.approx(math.exp(-1.6))
@@ -62,7 +63,8 @@ def test_shapes_of_the_schedules():
 
 
 def test_steering_schedules_answer_success():
-    """Otherwise a schedule would stop half-way, like one that looks only at the last miss."""
+    """Otherwise a schedule would stop half-way to its target, like one that looks only at the last
+    miss."""
     assert next_alpha("adaptive", context(success=0.9, alpha=0.5)) == pytest.approx(0.1)
     assert next_alpha("integral", context(alpha=0.5)) == 0.25  # it starts low
     alpha, success = 0.5, 0.5
@@ -84,14 +86,15 @@ def test_balanced_goes_towards_the_rarer_end_in_bounded_steps():
 
 
 def test_steering_schedules_rest_while_there_are_no_new_tasks():
-    """Otherwise the same old error would be added in every epoch in which the simulator fails."""
+    """Otherwise the same old error would be added in every epoch in which the simulator writes no
+    task."""
     for name in ("integral", "balanced"):
         resting = context(epoch=3, success=1.0, previous=0.3, solved=1.0, new_tasks=0)
         assert next_alpha(name, resting) == 0.3
 
 
 def test_a_schedule_that_leaves_its_range_during_a_run_is_one_line(monkeypatch):
-    """Otherwise RWR would aim at tasks that nobody, or everybody, solves."""
+    """Otherwise RWR would aim at tasks that are never, or always, solved."""
     for value in (0.0, 1.0, -0.2, math.nan, "0.5"):
         monkeypatch.setattr(curriculum, "alpha_mine", lambda c: value, raising=False)
         user_error("curriculum.py, line .* gave", next_alpha, "mine", context())
@@ -133,7 +136,8 @@ OPTION = {"alpha_": "alpha_schedule", "reward_": "difficulty_reward", "seeds_": 
 
 
 def test_functions_of_a_user_are_found_by_their_names(monkeypatch):
-    """Otherwise a fork would need more than the three lines that README promises."""
+    """Otherwise a fork would need more than one function in curriculum.py, which is all that README
+    asks for."""
     functions = {}
     exec(MINE, functions)
     for prefix in OPTION:
@@ -197,7 +201,8 @@ def seeds(share, selection):
 
 
 def test_seeds_mix_base_and_recent_tasks_in_their_share(monkeypatch):
-    """Otherwise coverage or drift would be lost."""
+    """Otherwise the simulator would be shown too few base tasks or too few recent ones, or a user's
+    weights would be ignored."""
     counts = seeds(0.25, "uniform")
     assert sum(counts[task] for task in BASE) / 4000 == pytest.approx(0.25, abs=0.03)
     assert set(counts) == set(BASE) | {task for task, _ in RECENT}
@@ -211,6 +216,6 @@ def test_seeds_mix_base_and_recent_tasks_in_their_share(monkeypatch):
 
 
 def test_curated_seeds_prefer_p_hat_near_alpha():
-    """Otherwise the curated option would have no effect, or much less."""
+    """Otherwise --seed-selection curated would have no effect, or a much weaker one."""
     weights = curriculum.seeds_curated([0.75, 0.5, 0.0], 0.75)
     assert weights == pytest.approx([1, math.exp(-20 * 0.0625), math.exp(-20 * 0.5625)])

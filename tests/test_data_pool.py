@@ -1,4 +1,4 @@
-"""The pools: they read back what they wrote, mix base and kept tasks, and count a task once.
+"""The pools: they read back what they wrote, mix base and stored tasks, and count a task once.
 
     python -m pytest tests/test_data_pool.py -q
 
@@ -78,7 +78,8 @@ def test_a_new_task_enters_with_its_valid_attempts(tmp_path):
 
 
 def test_success_rates_are_used_while_they_are_fresh(tmp_path):
-    """Otherwise seed tasks, or what RWR imitates, would rest on outdated success rates."""
+    """Otherwise the choice of seed tasks, or of what RWR imitates, would rest on outdated success
+    rates."""
     pool, env = TrainPool(tmp_path / "t", base()), EnvPool(tmp_path / "e")
     pool.add(pool.base[0], [trace()], 1.0, 5)
     for epoch in range(1, 8):
@@ -116,7 +117,8 @@ def test_sample_mixes_base_and_kept_tasks_in_their_share(tmp_path):
 
 
 def test_a_task_that_was_written_often_counts_once():
-    """Otherwise RWR would imitate what the simulator writes most often, or an old measurement."""
+    """Otherwise RWR would favour what the simulator writes most often, or use an old measurement.
+    """
     first, other, again = record(0, 1, 0.2), record(1, 1), record(0, 2, 0.8)
     assert distinct([first, other, again]) == [other, again]
     reworded = dataclasses.replace(other, keys=["task7", "task1"])

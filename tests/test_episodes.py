@@ -1,4 +1,4 @@
-"""Episodes in the core: observations are read, turns are drawn, and only drawn tokens are scored.
+"""Episodes in the Policy: turns are drawn, observations are read, and only drawn tokens are scored.
 
 Run: python -m pytest tests/test_episodes.py -q
 """
@@ -7,11 +7,12 @@ import torch
 
 from helpers import ENDINGS, EOS, tiny_policy
 
-OBSERVATIONS = [[30], [31, 32, EOS], [33, 34, 35, 36, 37]]  # the EOS in one of them ends no turn
+OBSERVATIONS = [[30], [31, 32, EOS], [33, 34, 35, 36, 37]]  # an EOS in an observation ends no turn
 
 
 def play(policy, G=6, T=80, **limits):
-    """Play episodes of four turns for three prompts; return them and the turns the world heard."""
+    """Play G episodes of four turns for each of three prompts; return them, and the turns that the
+    world heard."""
     log = {}
 
     def respond(i, ids):
@@ -71,8 +72,8 @@ def test_same_generator_same_episodes_in_chunks_or_not(ending):
     (dict(max_turns=2), "too many turns"), (dict(max_turn_tokens=1), "turn too long"),
     (dict(T=9), "too many tokens")])
 def test_each_limit_has_its_own_reason_and_ends_on_an_own_token(ending, limits, reason):
-    """Otherwise a cut episode would pass as whole, or end in half an observation that is scored as
-    an answer."""
+    """Otherwise an episode that was cut off would pass as a whole one, or would end in half an
+    observation, which would be scored as an answer."""
     out, log = play(ending, **limits)
     cut = [(i, r) for i, r in enumerate(out) if r.limit]
     assert cut and {r.limit for _, r in cut} == {reason}
@@ -85,7 +86,8 @@ def test_each_limit_has_its_own_reason_and_ends_on_an_own_token(ending, limits, 
 
 
 def test_an_empty_or_endless_observation(ending):
-    """Otherwise one without tokens would stall the rollout, or one too long overrun its row."""
+    """Otherwise an observation without tokens would stall the rollout, or one that is too long
+    would overrun its row."""
     for observation, reason in (([], "too many turns"), ([30] * 1000, "too many tokens")):
         out = ending.sample("agent", [[20]], 8, 200, 1.0, ending.generator(0), max_turns=3,
                             max_turn_tokens=60, respond=lambda i, ids: observation)

@@ -1,6 +1,8 @@
 """ALFWorld: the score of a step, the prompt, and whole games with a simulator of our own.
 
-Usage: python -m pytest -q tests/test_eval_alfworld.py. Recorded verdicts: test_eval_harness.py.
+Usage: python -m pytest -q tests/test_eval_alfworld.py
+
+Recorded verdicts are in test_eval_harness.py.
 """
 import pytest
 
@@ -32,7 +34,7 @@ def test_prompt_shows_the_past_and_the_options_but_not_the_answer():
 
 
 class Simulator:
-    """Stand in for a running game that the command `win` wins."""
+    """Stand in for a running game, which the command `win` wins."""
 
     def reset(self):
         return {"won": False, "feedback": "", "admissible_commands": []}

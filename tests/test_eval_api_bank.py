@@ -1,6 +1,8 @@
-"""API-Bank: cases that no recorded verdict covers. Those and hostile text: test_eval_harness.py.
+"""API-Bank: cases that no recorded verdict covers.
 
 Usage: python -m pytest -q tests/test_eval_api_bank.py
+
+Recorded verdicts and hostile texts are in test_eval_harness.py.
 """
 import json
 
@@ -14,7 +16,7 @@ CALL = json.dumps(GOLD)
 
 @pytest.mark.parametrize("text, ok", [
     (f"<think>x</think>\n<tool_call>\n{CALL}\n</tool_call>", True), (CALL, True),
-    # the last opening tag counts; in its block lines that are not JSON are dropped
+    # the last opening tag counts; lines of its block that are not JSON are dropped
     (f"I write <tool_call> now\n<tool_call>\n{{oops\n{CALL}\n</tool_call>\nbye", True),
     (f"<tool_call>\n{CALL}\n</tool_call> I used <tool_call>", False),
     # JSON that is not a container ends the scan
@@ -31,11 +33,11 @@ def test_toolrl_rule(text, ok):
     ("Geocode", {"n": 2}, "n='+2'", False),  # "+" is not a digit
     # the last ")]" of the line ends the call
     ("AddScene", {"name": "a", "on": True}, "name='a')] or [AddScene(on='True'", True),
-    # a check that never passes; an account that already exists
+    # the official check of DeleteMeeting never passes; the account foo already exists
     ("DeleteMeeting", {"time": "t"}, "time='t'", False),
     ("RegisterUser", {"username": "foo"}, "username='foo'", False)])
 def test_damo_rule(name, parameters, arguments, ok):
-    """Otherwise the score would lack the official check's quirks and differ from it."""
+    """Otherwise the score would lack the quirks of the official check, and differ from it."""
     declared = {key: type(value).__name__ for key, value in parameters.items()}
     record = {"gold": {"name": name, "parameters": parameters}, "parameters": declared,
               "accounts": {"foo"}}

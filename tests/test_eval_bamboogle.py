@@ -1,6 +1,8 @@
-"""Bamboogle: where the answer is. Recorded verdicts cover the metrics: test_eval_harness.py.
+"""Bamboogle: where a response has its answer.
 
 Usage: python -m pytest -q tests/test_eval_bamboogle.py
+
+The metrics are covered by recorded verdicts (test_eval_harness.py).
 """
 from eval import bamboogle
 

@@ -1,4 +1,9 @@
-"""BFCL: every numbered rule by hand. Recorded verdicts and hostile text: test_eval_harness.py."""
+"""BFCL: cases by hand for every numbered rule of eval/bfcl.py.
+
+Usage: python -m pytest -q tests/test_eval_bfcl.py
+
+Recorded verdicts and hostile texts are in test_eval_harness.py.
+"""
 import pytest
 
 from eval import bfcl
@@ -19,7 +24,7 @@ def passes(rec, text):
 
 
 def accepted(kind, listed, texts):
-    """Return the texts that pass as the value of one argument of a type."""
+    """Return those of the texts that pass as the value of an argument of this type."""
     rec = record({"a": kind}, {"a": listed})
     return [text for text in texts if passes(rec, f"[f(a={text})]")]
 
@@ -43,7 +48,7 @@ def test_decode(text, calls):
     "[f(a=[i for i in x])]", "[f(a=[*b])]", "[f(a={[]: 1})]", "[f(a=1/0)]",
     "[f(a=len('abc') + 1)]", "[f(a=10**101)]"])
 def test_undecodable(text):
-    """Otherwise model text would be evaluated, or end the evaluation."""
+    """Otherwise model text would be executed, or would end the evaluation."""
     with pytest.raises(bfcl.Undecodable):
         bfcl.decode(text)
 
@@ -128,22 +133,22 @@ def turn(tmp_path):
 
 
 @pytest.mark.parametrize("calls, ok", [
-    # a default spelled out; extra reads; calls that must fail; a move after the last call
+    # a default spelled out; extra reads; calls that are bound to fail; a move after the last call
     ((CD, "pwd()", "cat(file_name='a.txt', lines=10)", TOUCH), True),
     ((CD, "nothing(x=1)", "rm(file_name='unheard')", "rm()", CAT, TOUCH, "cd(folder='..')"), True),
-    # a change of this or an earlier turn repeated without effect
+    # a change of this or an earlier turn, repeated without effect
     (("touch(file_name='old')", CD, CAT, TOUCH, TOUCH), True),
     # a missing call, the wrong place, a wrong value, an unexpected change, too many calls
     ((CD, TOUCH), False), ((CAT, CD, TOUCH), False),
     ((CD, CAT, "touch(file_name='c')"), False), ((CD, CAT, "rm(file_name='a.txt')", TOUCH), False),
     ((CD, CAT, TOUCH, *["pwd()"] * 200), False)])
 def test_turn_rule(calls, ok, turn):
-    """Otherwise turns would be scored differently from the simulator's verdict."""
+    """Otherwise the score of a turn would differ from the simulator's verdict."""
     assert bfcl.score(turn, "[" + ", ".join(calls) + "]").ok == ok
 
 
 def test_the_steps_of_a_turn_count_together(turn):
-    """Otherwise an answer in several steps would not count as a whole."""
+    """Otherwise an answer in several steps would be scored by only one of them."""
     assert bfcl.score(turn, [f"[{CD}]", "Reading.", f"[{CAT}, {TOUCH}]"]).ok
 
 

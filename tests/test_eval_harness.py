@@ -41,7 +41,7 @@ def write(path, text):
 
 
 def tiny_alfworld(folder):
-    """Write two games of four steps; the prompts of the first are longer."""
+    """Write two games of four steps each; the prompts of the first game are longer."""
     plan = ["go to desk 1", "take pen 1 from desk 1", "go to shelf 1", "move pen 1 to shelf 1"]
     steps = [{"admissible": ["look", act], "action": act, "obs": f"Did {act}."} for act in plan]
     for part, place in (("valid_seen", "You are in a long hall."), ("valid_unseen", "A room.")):
@@ -58,7 +58,7 @@ def tiny_api_bank(folder):
         write(folder / "toolrl" / f"level-{level}-api_processed.json", json.dumps([row]))
 
 
-# functions of the file system and their arguments; the calls of two turns
+# the functions of a file system with their arguments, and the right calls of two turns
 FUNCTIONS = {"cd": ["folder"], "touch": ["file_name"], "cat": ["file_name"], "rm": ["file_name"],
              "pwd": []}
 TURNS = (["touch(file_name='old')"],
@@ -66,7 +66,7 @@ TURNS = (["touch(file_name='old')"],
 
 
 def tiny_bfcl(folder):
-    """Write a conversation of two turns, which test_eval_bfcl.py scores too."""
+    """Write a conversation of two turns, which test_eval_bfcl.py also uses."""
     docs = [{"name": name, "parameters": {
         "properties": dict.fromkeys(arguments, {"type": "string"}) | {
             "lines": {"type": "integer", "default": 10}}, "required": arguments}}
@@ -110,9 +110,9 @@ TABLES = {
 
 
 def tiny_travelplanner(folder, **train):
-    """Write tables in the official layout and a query per part; `train` changes the training query.
+    """Write tables in the official layout, and a query for each part of the data.
 
-    test_eval_travelplanner.py uses them too.
+    train: fields to change in the training query. test_eval_travelplanner.py uses all this too.
     """
     for name, text in TABLES.items():
         write(folder / "database" / name, text)
@@ -148,7 +148,7 @@ def records(data, bench):
 
 
 def right_file(data, bench):
-    """Write right responses to all records of a benchmark, and return the file."""
+    """Write right responses to all records of a benchmark to a file, and return its path."""
     rows = [{"id": r["id"], "response": RIGHT[bench](r)} for r in records(data, bench)]
     path = data / "responses" / f"{bench}.jsonl"
     write(path, lines(*rows))
@@ -262,7 +262,8 @@ class Scripted:
 
 @pytest.fixture
 def evaluated(data, tmp_path, monkeypatch):
-    """Yield a function that evaluates a scripted model: (exit code, summary or None, model)."""
+    """Return a function that evaluates a scripted model and returns (exit code, summary or None,
+    model)."""
     def evaluate(*options, stop_after=9):
         policy = Scripted(stop_after)
         monkeypatch.setattr(harness, "load_policy", lambda args: policy)
@@ -376,6 +377,6 @@ def test_evaluated_requests_are_refused_as_base_tasks(tmp_path):
 @needs_data
 @pytest.mark.parametrize("bench, count", [("travelplanner", 45), ("bfcl", 1800)])
 def test_base_tasks_and_evaluation_are_disjoint(bench, count):
-    """Otherwise make_base would refuse a benchmark, or make too few base tasks of it."""
+    """Otherwise make_base would refuse a whole benchmark, or make too few base tasks from it."""
     tasks, _ = make_base.base_tasks(bench, SHARED)
     assert len(tasks) >= count

@@ -1,8 +1,8 @@
-"""TravelPlanner: cases that no recorded verdict covers, on a hand-made database; the plan parser.
+"""TravelPlanner: the plan parser, and cases that no recorded verdict covers, on a small database.
 
 Usage: python -m pytest -q tests/test_eval_travelplanner.py
 
-Recorded official verdicts and hostile text: test_eval_harness.py.
+Recorded official verdicts and hostile texts are in test_eval_harness.py.
 """
 import copy
 import json
@@ -16,7 +16,7 @@ from test_eval_harness import TRAVEL as QUERY, tiny_travelplanner
 
 
 def tables():
-    """Return the tables of test_eval_harness.py; of its three hotels one lacks its type."""
+    """Return the tables of test_eval_harness.py; one of their three hotels has no room type."""
     with tempfile.TemporaryDirectory() as folder:
         tiny_travelplanner(Path(folder))
         return tp.database(folder)
@@ -76,11 +76,11 @@ ABSENT, NIGHTS = "is_not_absent", "is_valid_accommodation"
 
 
 @pytest.mark.parametrize("names, fields", [
-    # of the stops Reno, Elko, Elko, Reno has a single entry
+    # among the stops Reno, Elko, Elko, Reno appears only once
     ({ROUTE, CITY, ABSENT}, {"current_city_2": "Elko", "current_city_3": "from Elko to Home"}),
-    # a stay throughout: without "from" the home city is not compared, but meals are due
+    # a stay in Reno throughout: without "from" the home city is not compared, but meals are due
     ({ABSENT}, {"current_city_1": "Reno", "current_city_3": "Reno"}),
-    (set(), {"dinner_2": "Red Door, Reno "}),  # the raw texts differ
+    (set(), {"dinner_2": "Red Door, Reno "}),  # no repetition, because the raw texts differ
     ({NIGHTS}, {"accommodation_1": "Long Stay, Reno", "accommodation_2": "Long Stay, Reno"}),
     # a name that fits two hotels passes, although one night is too short for both
     (set(), {"accommodation_1": "o, Reno", "accommodation_2": "Lo, Reno"}),
@@ -96,7 +96,7 @@ def test_both_versions_of_the_within_city_rule():
     plan = changed(lunch_2="Mum, Home", accommodation_2="Loft, Otto", transportation_2="R, n, o, e")
     old, fixed = judge(plan)["commonsense"], judge(plan, fixed=True)["commonsense"]
     assert not old[CITY] and fixed[CITY]
-    # an empty city has no last letter; only the old rule looks at it
+    # an empty city has no last letter, at which only the old rule looks
     empty = changed(current_city_2="", breakfast_2="-", lunch_2="-", dinner_2="-", attraction_2="-")
     assert judge(empty)["crash"].startswith("commonsense: IndexError")
     assert judge(empty, fixed=True)["crash"] is None

@@ -15,7 +15,7 @@ TINY = ["--epochs", "1", "--steps", "1", "--seed-tasks", "2", "--variations", "2
 
 
 class Here:
-    """Stand in for subprocess.Popen: make the run in this process."""
+    """Stand in for subprocess.Popen, and make the run in this process."""
 
     def __init__(self, command, stdout, **rest):
         with contextlib.redirect_stdout(stdout), contextlib.redirect_stderr(stdout):
@@ -40,7 +40,7 @@ def test_a_suite_goes_on_where_it_stopped(tmp_path, monkeypatch, small_ladder):
 
 
 def curve(values, seconds):
-    """Return the records of a run, one per value from epoch 0 on; its tools are all alike."""
+    """Return the records of a run, one per value from epoch 0 on; its tools all do equally well."""
     records = []
     for epoch, value in enumerate(values):
         by_tool = {"tri": value, "drop": value}
@@ -66,14 +66,15 @@ def test_the_tables_of_the_cross_by_hand():
             ("random, share 1", 1, OTHER)]
     records = [dict(name=name, seed=seed, metrics=metrics) for name, seed, metrics in runs]
     text = experiments.table_of("cross", records)
-    # held out: the mean of four validations, of all tools, of tri and of the others
+    # held out: the mean of the last four validations, for all tools, for tri and for the others
     cell = "0.500 | 0.500 | 0.500"
-    # epochs 3 and 4: alpha, success, mixed groups, and their share of those possible: .3 of .982549
-    # (1 - .6^8 - .4^8) and .4 of .832226 (1 - .8^8 - .2^8)
+    # means of epochs 3 and 4: alpha, success, mixed groups, and mixed groups as a share of those
+    # possible: .3 of .982549 (1 - .6^8 - .4^8) and .4 of .832226 (1 - .8^8 - .2^8)
     rest = "0.500 | 0.700 | 0.350 | 0.393 | 0.167 |"
     assert f"| genenv, share 1 | 1 | {cell} | {rest}" in text
     difference = "+0.250 | +0.250 | +0.250 |"
     assert f"| genenv, share 1 - random, share 1 | 1 | {difference}" in text
-    # at half of its time, between epochs 1 and 2: .15, from the means of 0, .2 and of 0, .2, .4
+    # at equal CPU time, half-way between its epochs 1 and 2, ours has .15: the means of 0, .2 and
+    # of 0, .2, .4 are .1 and .2
     difference = "-0.100 | -0.100 | -0.100 |"
     assert f"| genenv, share 1 - random, share 1 | 2.00 | {difference}" in text

@@ -31,7 +31,7 @@ def test_every_task_with_a_reward_that_is_eq_1_again(argv, source, tmp_path, cap
     pool.add(written, [Trace("text", 1.0, True, False, 3)], 0.5, 1)
     pool.save()
     assert genenv.main(["export", str(tmp_path)]) == 0
-    # a second export replaces its own file, and nothing else
+    # a second export replaces the first one, but no other file
     assert genenv.main(["export", str(tmp_path)]) == 0
     export_there = ["export", str(tmp_path), "--out", str(tmp_path / "config.json")]
     one_line(capsys, genenv.main(export_there), "would be lost")

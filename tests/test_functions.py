@@ -24,7 +24,7 @@ def lamp(n, name):
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory):
-    """Return a world with a list of eight tools, examples of three of them and a question."""
+    """Return a world with a list of eight tools, examples for three of them, and a question."""
     folder = tmp_path_factory.mktemp("list")
     examples = [lamp(n, NAMES[n % 3]) for n in range(30, 54)]
     tools = lines(folder / "tools.jsonl", [tool(name, lamp=WHOLE) for name in NAMES])
@@ -37,7 +37,7 @@ def names_of(specs):
 
 
 def test_a_seed_task_is_shown_six_tools_of_the_list(world):
-    """Otherwise the simulator would write tasks only for the tools of the examples."""
+    """Otherwise the simulator would write tasks only for the tools that have examples."""
     generator, seen = torch.Generator().manual_seed(0), Counter()
     example, *_, last = world.base_tasks()
     for _ in range(100):
@@ -71,7 +71,7 @@ def test_a_written_task_offers_the_tools_that_its_simulator_was_shown(world):
 
 def test_a_written_copy_of_any_base_task_is_refused(world):
     """Otherwise a small simulator, which begins by writing such copies, would teach nothing new."""
-    assert not any(map(world.leaks, world.base_tasks()))  # base tasks themselves may stay
+    assert not any(map(world.leaks, world.base_tasks()))  # base tasks themselves are not refused
     shown, copied, *_ = world.base_tasks()
     seed = world.seed_for(shown, torch.Generator().manual_seed(0))
     seed.spec["shown"] = list(world.tools.values())[:6]
@@ -98,4 +98,5 @@ def test_a_warm_start_imitates_only_tasks_that_a_run_would_take(world, monkeypat
         assert task.text not in seed.text and seed.text not in task.text
         written.append(task.text)
     calls = [task.text for task in world.base_tasks() if structured(task)]
-    assert Counter(written) == dict.fromkeys(calls, 2)  # the question has no other of its kind
+    # the question is never shown or written, because there is no second one to vary it into
+    assert Counter(written) == dict.fromkeys(calls, 2)

@@ -22,7 +22,7 @@ GROUPS = random_groups([(5, [4, 1, 7]), (2, [3, 3, 2]), (9, [2, 6, 5]), (1, [2, 
 REWARDS = torch.tensor([[1., 0, 0], [0, 1, 1], [1, 0, 1], [0, 1, 0]])
 # as in an episode, some tokens come from the world
 DRAWN = [[[t % 3 != 1 for t in range(len(r))] for r in responses] for _, responses in GROUPS]
-# figures that an update without a step does not measure
+# what an update without a step does not measure
 UNKNOWN = dict.fromkeys(("kl", "clip_fraction", "grad_norm", "mismatch"))
 
 
@@ -116,7 +116,7 @@ def test_loss_equals_plain_arithmetic(aggregation, kind):
 
 
 def test_the_constants_are_those_that_the_pages_state():
-    """Otherwise results of other settings would appear under the paper's name."""
+    """Otherwise the pages would state settings with which no run is made."""
     assert (grpo.CLIP, rwr.KL_CAP, grpo.GRAD_CLIP, grpo.ENTROPY_BONUS) == (0.2, 0.5, 1.0, 0.0)
     assert {layer.scaling["agent"] for layer in tiny_policy().lora_layers} == {2.0}
 
@@ -160,8 +160,8 @@ def test_first_gradient_is_that_of_eq_4():
 
 @pytest.mark.parametrize("aggregation", ["token", "sequence"])
 def test_micro_batches_do_not_change_the_gradient(aggregation, monkeypatch):
-    """Otherwise memory settings would change what is learned, as with a mean of means (in other
-    code -0.94 became 0.01)."""
+    """Otherwise memory settings would change what is learned, as a mean of means does (in other
+    code it turned -0.94 into 0.01)."""
     monkeypatch.setattr(grpo, "grpo_loss", partial(grpo_loss, aggregation=aggregation))
     policy = tiny_policy()
     budgets = (10_000, 30, 12, 1)  # 1 splits groups into single responses
@@ -223,8 +223,8 @@ def test_a_step_that_is_not_finite_is_skipped_to_the_bit(loss, spike):
 
 
 def test_one_step_that_is_not_finite_leaves_the_others_as_they_are(monkeypatch):
-    """Otherwise it would end the update, or enter the statistics, which are means over the steps
-    taken."""
+    """Otherwise such a step would end the update, or enter the statistics, which are means over the
+    steps taken."""
     policy = tiny_policy()
     still = policy.optimizer("agent", 0.0)
     expected = train_agent(policy, still, GROUPS[:1], REWARDS[:1])
@@ -254,7 +254,8 @@ def test_groups_without_signal_cost_no_forward_pass_and_have_no_kl():
 
 
 def test_gradient_clipping_bounds_the_step_and_reports_the_norm_before():
-    """Otherwise a spike would pass, or the log would show the clip instead of the spike."""
+    """Otherwise a spike would pass unclipped, or the log would show the clip instead of the spike.
+    """
     policy = tiny_policy()
     stats, free = update(policy)
     norm = float(torch.cat([g.flatten() for g in free]).norm())

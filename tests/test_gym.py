@@ -1,4 +1,4 @@
-"""reasoning-gym as a world: which families are allowed, lines, items, scores.
+"""reasoning-gym as a world: which families are allowed, how lines become items, how answers score.
 
 Run: python -m pytest tests/test_gym.py -q
 
@@ -28,7 +28,7 @@ from policy import Rollout
 from scripts.export import compute_score
 
 library = pytest.mark.skipif(find_spec("reasoning_gym") is None,
-                             reason="its users install it: worlds/README.md says how")
+                             reason="needs reasoning-gym: worlds/README.md says how to install it")
 TABLE = json.loads(gym.TABLE.read_text())
 OPTIONS = replace(genenv.Options(), world="gym", **gym.World.DEFAULTS)
 
@@ -40,9 +40,10 @@ def options(families, **more):
 
 @pytest.fixture
 def world(monkeypatch):
-    """Make the default families without the library.
+    """Return the world with its default families and a substitute for the library.
 
-    A question is its line, and the answer is the number; any other answer is half right.
+    The question of an item is its line, and the answer is its number. Any other answer is half
+    right.
     """
     def make_item(family, levels, number):
         def score_answer(answer, item):
@@ -59,7 +60,7 @@ def world(monkeypatch):
 
 @pytest.fixture(scope="module")
 def whole():
-    """Return a world of all families, without the many base and held-out tasks it would make."""
+    """Return a world of all families, without the many base and held-out tasks that it has."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(gym.World, "make_splits", lambda *args: {})
         return gym.World(options("all", max_response_tokens=10 ** 4))
@@ -107,7 +108,8 @@ print(json.dumps(items))
 
 @library
 def test_a_line_makes_the_same_item_in_every_process():
-    """Otherwise a resumed run would expect other answers, as some families iterate over a set."""
+    """Otherwise a resumed run would expect other answers, because some families iterate over a set.
+    """
     printed = []
     for seed in ("1", "2"):
         env = {**os.environ, "PYTHONHASHSEED": seed}
@@ -148,7 +150,7 @@ def test_random_levels_are_none_above_the_highest(world):
 
 
 def test_what_takes_too_long_is_ended_and_leaves_no_trace(monkeypatch):
-    """Otherwise a run would hang, or making an item would change its random numbers."""
+    """Otherwise a run would hang, or making an item would change the run's random numbers."""
     def stuck(*_):
         random.random()
         while True:

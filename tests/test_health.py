@@ -34,7 +34,7 @@ def warnings_of(records, **options):
     return [warning["name"] for warning in warnings]
 
 
-SICK = {  # name: (last epochs with these fields, fields, the one warning)
+SICK = {  # name: (how many of the last epochs have the fields, the fields, the one warning)
     "repeats itself": (3, dict(invalid={"duplicate in the batch": 40}, distinct_tasks=8),
                        "collapse"),
     "is never updated": (1, dict(env_kept=8, env_steps=0), "starvation"),

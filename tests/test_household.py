@@ -26,7 +26,7 @@ WORLD = h.World(OPTIONS)
 
 
 def turns(task, *commands):
-    """Return the observations after each of the commands."""
+    """Return the observation after each of the commands."""
     state = h.start(task)
     return [h.respond(task, state, command) for command in commands]
 
@@ -116,7 +116,7 @@ def shortest(task):
 
 
 def test_plans_are_as_short_as_brute_force_finds():
-    """Otherwise task_length would be wrong, or a solvable task would be given up."""
+    """Otherwise task_length would be wrong, or a solvable task would be refused."""
     rng = random.Random(3)
     texts = ["put cool egg and hot cup in sink . sink . egg in sink . fridge closed . "
              "cup in fridge . microwave .",
@@ -136,9 +136,9 @@ MANY = " . ".join(f"{thing} in counter" for thing in h.OBJECTS[:7])
 @pytest.mark.parametrize("text, expected", [
     ("", "malformed"), (HOUSE.replace("mug", "unicorn"), "malformed"),
     (HOUSE.replace("plate", "mug"), "inconsistent"),                    # the same object twice
-    (HOUSE.replace("plate in counter", "plate in shelf"), "inconsistent"),  # in what is not there
+    (HOUSE.replace("plate in counter", "plate in shelf"), "inconsistent"),  # the shelf is missing
     (HOUSE.replace("sink .", "sink closed ."), "malformed"),
-    (HOUSE.replace("clean mug", "bowl"), "inconsistent"),               # the goal's is not there
+    (HOUSE.replace("clean mug", "bowl"), "inconsistent"),               # the bowl is missing
     (HOUSE.replace("in drawer . counter", "in desk . counter"), "inconsistent"),
     ("put mug in box . box . box in box . mug in box .", "malformed"),
     (HOUSE.replace("sink", "fridge"), "unsolvable"),
@@ -159,7 +159,7 @@ def test_a_household_that_takes_luck_is_refused(monkeypatch):
     assert len(h.plan(h.solved(text))) == 5
     monkeypatch.setattr(h, "MAX_TURNS", 10)
     refused_with(InvalidTask, "^a matter of luck$", h.solved, text)
-    # the mug lies in the open, so no other receptacle needs a look
+    # here the mug lies in the open, so no receptacle needs to be searched
     assert len(h.plan(h.solved(text.replace("drawer closed", "drawer")))) == 4
 
 
@@ -242,10 +242,10 @@ def test_an_attempt_that_met_a_limit_earns_nothing_and_counts_as_cut_off():
 
 
 def test_a_run_of_episodes_is_learnt_from(tmp_path, monkeypatch):
-    """Otherwise episodes would end the run, or not reach the updates."""
+    """Otherwise episodes would end the run in an error, or would not reach the updates."""
     few = {split: tasks[:4] for split, tasks in h.held_out().items()}
     monkeypatch.setattr(h, "held_out", lambda: few)
-    # a random model whose turns end early; it would earn nothing by itself
+    # a random model whose turns end early; it would earn nothing, so attempt_score is replaced
     lm = tiny_lm(vocab_size=len(h.WORDS), eos_token_id=list(range(1, 25)))
     policy = Policy(lm, word_tokenizer(h.WORDS), rank=2)
     monkeypatch.setattr(h.World, "load_policy", lambda world: policy)

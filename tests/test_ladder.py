@@ -64,7 +64,8 @@ def test_splits_are_easy_below_and_cover_every_rung_above(world):
 
 @both
 def test_what_the_simulator_is_shown_is_a_task_that_is_not_held_out(world):
-    """Otherwise it would be trained on texts that the parser refuses, or on held-out tasks."""
+    """Otherwise the simulator would be trained on texts that the parser refuses, or on held-out
+    tasks."""
     rng, held_out = random.Random(0), held_out_keys(world)
     for _ in range(500):
         task = world.parse_task(world.imagine(rng)[1], NO_SEED, 4)
@@ -111,7 +112,7 @@ def test_a_warm_start_in_words_shows_what_it_says(start, low, high):
 
 
 def test_a_base_model_learns_only_responses_and_their_ends():
-    """Otherwise it would learn to write prompts or padding."""
+    """Otherwise the model would learn to write prompts or padding."""
     tokenizer = word_tokenizer(ladder.WORDS)
     ids, labels = encode_pairs(tokenizer, [("3 s1 inc =", "s1 inc 4"), ("3 =", "s1")])
     long, short = tokenizer.batch_decode(ids)
@@ -130,14 +131,16 @@ def test_both_prompts_are_what_the_base_model_was_trained_on():
 
 
 def reads_its_words(folder, words):
-    """Return whether AutoTokenizer, which goes by the model's type, reads a word as one token."""
+    """Return whether AutoTokenizer, which goes by the model's type, reads each word as one token.
+    """
     tokenizer = AutoTokenizer.from_pretrained(folder)
     return tokenizer.encode(" ".join(words), add_special_tokens=False) == list(range(len(words)))
 
 
 @pytest.mark.parametrize("module", [ladder, household])
 def test_shipped_base_models_half_know_their_world(module):
-    """Otherwise a run would start from a missing model, or from one that solves all or no tasks."""
+    """Otherwise a run would start from a missing model, or from one that solves nearly all tasks or
+    none."""
     world = module.World(genenv.Options(rank=4))
     assert reads_its_words(BASES / world.NAME, world.WORDS)
     policy, tasks = world.load_policy(), world.validation_tasks("tuning")
@@ -149,7 +152,8 @@ def test_shipped_base_models_half_know_their_world(module):
 
 
 def test_a_base_model_is_trained_saved_and_named(tmp_path, monkeypatch):
-    """Otherwise a base model could not be made again from its seed, or from another seed."""
+    """Otherwise a base model could not be made again from its seed, or another seed would give the
+    same one."""
     monkeypatch.setattr(ladder.World, "RECIPE", dict(steps=2, batch=2, lr=1e-3))
     weights = []
     for i, seed in enumerate("112"):

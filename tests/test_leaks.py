@@ -1,4 +1,4 @@
-"""A simulator's tricks, which worlds/tools/leaks.py refuses, and fair tasks, which it takes.
+"""A simulator's tricks, which worlds/tools/leaks.py refuses, and fair tasks, which it accepts.
 
 Run: python -m pytest tests/test_leaks.py -q
 """
@@ -20,7 +20,7 @@ OPEN = call("lock.door", locked=False)
 
 
 def noted(note):
-    """Return a task that is fair except for the description of a tool."""
+    """Return a record that is fair except for a note in the description of a tool."""
     return record(FAIR, tools=[{**LIGHT, "description": note}, DOOR])
 
 
@@ -42,7 +42,7 @@ TRICKS = [  # (record, the reason; "" if it is a fair task)
 
 
 def verdict(world, written):
-    """Return why the loop refuses a record that the simulator wrote, or "" if it is taken."""
+    """Return why the loop refuses a record that the simulator wrote, or "" if it accepts it."""
     is_question = "reference" in written
     seed = question("Who wrote Emma?", "Austen") if is_question else record("Unlock it.", OPEN)
     seed = make_task(seed, "base")
@@ -60,8 +60,8 @@ def world():
 
 @pytest.mark.parametrize("written, reason", TRICKS)
 def test_tricks_are_refused_under_their_name_and_fair_tasks_taken(written, reason, world):
-    """Otherwise RWR would find tricks that hold the success rate at alpha, or false refusals
-    would starve it."""
+    """Otherwise RWR would find tricks that hold the success rate at alpha, or false refusals would
+    leave it without tasks."""
     assert verdict(world, written) == reason
 
 

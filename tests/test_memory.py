@@ -14,7 +14,7 @@ from model import memory
 from support.options import parse_options
 
 def qwen(hidden, layers, heads, key_heads, inner, **more):
-    """Return the configuration of a Qwen2.5-Instruct."""
+    """Return the configuration of a Qwen2.5 model with these sizes."""
     return Qwen2Config(hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=heads,
                        num_key_value_heads=key_heads, intermediate_size=inner, **more)
 
@@ -27,7 +27,7 @@ LIMITS = dict(max_prompt_tokens=4096, max_response_tokens=512, max_task_tokens=7
 
 
 def of_preset(name, **changes):
-    """Return a run's options: the world's defaults, the preset's, and the widest limits."""
+    """Return the options of a run of tool_calls with a preset and the largest limits."""
     o = parse_options(["--preset", name, "--world", "tool_calls"])
     return replace(o, **{**LIMITS, **changes})
 
@@ -41,10 +41,11 @@ def test_the_known_figures_of_qwen_7b():
     base, adapters, _ = memory.estimate(QWEN_7B, o)
     assert base == pytest.approx(5.55e9, rel=0.01)
     assert adapters == pytest.approx(2 * 0.65e9, rel=0.01)
-    # 18 prompts of 4096 with 8 responses of 512 each, 56 kB per token, each prompt stored once
+    # 18 prompts of 4096 tokens, stored once each, with 8 responses of 512 each; 56 kB per token
     cache = 18 * (4096 + 8 * 511) * 57344
     assert cache < memory.rollout_bytes(QWEN_7B, 2, 18, 8, 4096, 512) < 1.1 * cache
-    # training: an upper bound; 5.2 GB were measured for full groups of 4096 + 8 x 512 tokens
+    # the estimate for updates is an upper bound; 5.2 GB were measured for full groups of
+    # 4096 + 8 x 512 tokens
     assert 5.0e9 < memory.update_bytes(QWEN_7B, 2, 8192, 8, 4096, 512) < 6.0e9
 
 

@@ -18,7 +18,7 @@ PAGES = ["README", "EXPERIMENTS", "TROUBLESHOOTING", "model/README", "support/RE
 ELSEWHERE = {"--no-deps", "--index-url", "--help", "--headless", "--hide-scrollbars",
              "--window-size", "--screenshot"}
 MADE = {"metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl", "config.json", "report.html",
-        "mine.py", "tasks.jsonl", "verl.jsonl", "warm_start.json"}  # by a run, or by the reader
+        "mine.py", "tasks.jsonl", "verl.jsonl", "warm_start.json"}  # by a command, or by the reader
 
 
 def known_options() -> set:

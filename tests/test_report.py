@@ -1,4 +1,4 @@
-"""The pages of runs: hostile text stays text, and each warning is where it belongs.
+"""The pages of runs: hostile text stays text, and figures count only what was measured, and once.
 
     python -m pytest -q tests/test_report.py
 """
@@ -89,7 +89,8 @@ def test_mixed_groups_are_compared_with_the_most_that_are_possible():
     """Otherwise tasks that are always or never solved would look like tasks near alpha."""
     never, always, half = trial_of(0, 0, 0, 0), trial_of(1, 1, 1, 1), trial_of(0, 1, 0, 1)
     figures = measure.success_figures([never, always, half, half], 4)
-    # at the mean p_hat of 1/2, 1 - 1/16 - 1/16 = 7/8 would be mixed; 1/2 is
+    # if every attempt succeeded at the mean rate of 1/2, 1 - 1/16 - 1/16 = 7/8 of the tasks would
+    # be mixed; 1/2 are
     assert figures["mixed_share"] == 0.5
     assert figures["mixed_of_possible"] == pytest.approx(4 / 7)
     for trials in ([never], [always], []):
@@ -97,8 +98,8 @@ def test_mixed_groups_are_compared_with_the_most_that_are_possible():
 
 
 def test_a_group_is_mixed_if_its_rewards_differ():
-    """Otherwise a group with rewards of 0.6 and 1, both successes, would count as one without
-    signal, although GRPO learns from it."""
+    """Otherwise a group with rewards of 0.6 and 1, which are both successes, would count as one
+    without signal, although GRPO learns from it."""
     figures = measure.success_figures([trial_of(0.6, 1.0), trial_of(0.6, 0.6)], 2)
     assert (figures["success_rate"], figures["mixed_share"]) == (1, 0.5)
 
@@ -113,7 +114,8 @@ def test_nothing_reaches_the_terminal_but_visible_characters_and_newlines():
 
 
 def test_what_an_epoch_did_not_measure_is_not_drawn():
-    """Otherwise a figure would show 0, like a collapse, or the last measurement again."""
+    """Otherwise a figure would show 0, which looks like a collapse, or the last measurement again.
+    """
     nothing = dict.fromkeys(("success_rate", "mixed_share", "mixed_of_possible", "env_kl"))
     silent = record(2, distinct_tasks=0, validated=1, **nothing)
     for key in (*nothing, "validation"):
@@ -141,7 +143,7 @@ def test_runs_are_compared_on_one_page(tmp_path):
     other = save(tmp_path / "other", [record(0), record(1, validation_set="b")])
     command = ["compare", *map(str, (one, two, other))]
     assert genenv.main(command) == 0
-    # a page replaces only a page; otherwise a mistyped --out would cost the reader a file
+    # a page may replace only a page, or a mistyped --out would cost the user a file
     for file, code in (("compare.html", 0), ("config.json", 2)):
         assert genenv.main([*command, "--out", str(other / file)]) == code
     page = (other / "compare.html").read_text()

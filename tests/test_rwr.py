@@ -22,7 +22,7 @@ R_ENV = [1.0, 0.2, 0.9, 0.6, 0.1, 0.8]
 RECORDS = [SimpleNamespace(prompt=p, response=r, r_env=x)
            for (p, [r]), x in zip(random_groups(SHAPES), R_ENV)]
 RECORDS[4].prompt = RECORDS[2].prompt = RECORDS[1].prompt  # three texts for one seed task
-RECORDS[5].prompt = RECORDS[3].prompt = RECORDS[0].prompt  # not in the order of these
+RECORDS[5].prompt = RECORDS[3].prompt = RECORDS[0].prompt  # three for another, between the others
 KL_SAMPLE = rollouts_of(random_groups([(4, [3]), (7, [2]), (1, [6]), (5, [5])], seed=7))
 KL_SAMPLE[3].prompt = KL_SAMPLE[0].prompt
 
@@ -47,7 +47,7 @@ def test_weights_do_not_overflow():
 @pytest.mark.parametrize("n, passes, batch, sizes", [
     (10, 3, 4, [5, 5, 4, 4, 4, 4, 4]), (3, 2, 6, [6]), (3, 1, 4, [])])
 def test_every_record_is_met_once_in_a_pass(n, passes, batch, sizes):
-    """Otherwise some records would never be learned from, or a step would be made on very few."""
+    """Otherwise some records would never be learned from, or a step would be taken on very few."""
     batches = whole_passes(n, passes, batch, seeded())
     assert [len(b) for b in batches] == sizes
     if sizes:
@@ -143,7 +143,7 @@ def test_cap_undoes_the_step_that_crosses_it_bit_for_bit(monkeypatch):
         return stats, weights(policy, "env"), optimizer.state_dict()["state"]
 
     expected, expected_params, expected_state = run(1e9, 1)
-    # a first step that just reaches the cap, and a second step across it
+    # the first step just reaches the cap, and the second one crosses it
     stats, params, state = run(expected["env_kl_step"], 2)
     assert stats == {**expected, "env_capped": 1} and equal_bits(params, expected_params)
     assert stats["env_imitated"] == [0, 1, 2]  # the others may be imitated later
@@ -154,7 +154,7 @@ def test_cap_undoes_the_step_that_crosses_it_bit_for_bit(monkeypatch):
 def test_a_first_step_across_the_cap_is_undone_and_ends_the_update(monkeypatch):
     """Otherwise the first step, Adam's largest, would slip through or leave a partial state, or a
     diverged simulator would be kept, because nan > cap is false."""
-    kls = iter([0.5, math.nan, 0.5])  # KL to the initial simulator, of the first and second step
+    kls = iter([0.5, math.nan, 0.5])  # KL to the initial simulator, then after each of two steps
     monkeypatch.setattr(rwr, "mean_kl", lambda *_: next(kls))
     policy = tiny_policy()
     optimizer, before = policy.optimizer("env", 1e-2), weights(policy, "env")
@@ -165,7 +165,7 @@ def test_a_first_step_across_the_cap_is_undone_and_ends_the_update(monkeypatch):
 
 
 def test_a_step_that_is_not_finite_is_skipped_and_the_next_ones_are_made(monkeypatch):
-    """Otherwise one NaN would stay in the weights for good, or would end the update."""
+    """Otherwise one NaN would stay in the weights for good, or it would end the update."""
     w, [first, *others] = torch.ones(6), whole_passes(6, 1, 2, seeded())
     w[first] = math.nan  # records of the first of three steps
     monkeypatch.setattr(rwr, "rwr_weights", lambda *_: w)

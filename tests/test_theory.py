@@ -23,7 +23,8 @@ def table(successes, spread, seed=0):
 
 
 def exact(logits, reward):
-    """Enumerate (p, C_min, C_max): the success rate, and the bounds of ||grad log pi(a)||^2."""
+    """Return (p, C_min, C_max) by enumeration: the success rate, and the smallest and largest
+    ||grad log pi(a)||^2."""
     pi = logits.softmax(-1)
     scores = torch.eye(K, dtype=pi.dtype) - pi  # row a: grad log pi(a)
     norms = (scores ** 2).sum(1)
@@ -31,7 +32,8 @@ def exact(logits, reward):
 
 
 def simulated(logits, reward, G=4000):
-    """Estimate (E||g||^2, its error) from rollouts, with training's advantages and surrogate."""
+    """Return E||g||^2 and its standard error, estimated from G rollouts with the advantages and the
+    surrogate of training."""
     g = torch.Generator().manual_seed(0)
     ids = torch.multinomial(logits.softmax(-1), G, replacement=True, generator=g)
     advantages = group_advantages(reward[ids][None], "none")[0]
@@ -73,9 +75,10 @@ def test_prop_1_gradient_signal_peaks_at_one_half():
 
 
 def misranked(p1, p2, n, alpha):
-    """Return in what share of 4,000 trials R_env fails to rank the type nearer to alpha first.
+    """Return the share of 4,000 trials in which R_env does not rank the type of task nearer to
+    alpha first.
 
-    p1, p2: success rates of both types, p1 nearer to alpha; a trial attempts each n times.
+    p1, p2: the success rates of the two types, p1 nearer to alpha. A trial attempts each n times.
     """
     g = torch.Generator().manual_seed(0)
     rates = [(torch.rand(4000, n, generator=g) < p).double().mean(1).tolist() for p in (p1, p2)]
@@ -97,4 +100,4 @@ def test_thm_1_misranking_stays_under_its_bound(p1, p2, alpha):
     assert all(rate <= bound for rate, bound in zip(rates, bounds))
     assert rates[0] > 0.002  # with few rollouts there are misrankings
     assert rates == sorted(rates, reverse=True)
-    assert bounds[-1] < 1 - rates[-1]  # the reversed ranking would exceed it
+    assert bounds[-1] < 1 - rates[-1]  # the bound would not hold for the reversed ranking

@@ -21,9 +21,9 @@ CHATML = ("{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }
 
 
 def byte_tokenizer(ordinary=()):
-    """Return a tokenizer of one token per byte, so that any text survives a round trip.
+    """Return a tokenizer with one token per byte, so that any text survives a round trip.
 
-    ordinary: added tokens that are not special.
+    ordinary: more tokens to add, which are not special.
     """
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
@@ -51,7 +51,7 @@ def chat_model(folder, hidden=64):
 
 
 def options(**changes):
-    """Return the options of a run; `changes` may name the world's options too."""
+    """Return the options of a run; `changes` may include the world's own options."""
     of_world = {name: changes.pop(name) for name in World.OPTIONS if name in changes}
     sizes = {"max_prompt_tokens": 8192, "max_task_tokens": 64, "max_response_tokens": 32}
     return Options(world="tool_calls", world_options=of_world,
@@ -96,7 +96,7 @@ def light(**changes):
 
 
 def record(task="Put the hall light on level five.", *calls, tools=(LIGHT, DOOR), **more):
-    """Return a record with calls, by default HALL, as a file or the simulator would write it."""
+    """Return a record with calls, by default HALL, in the form of a file or of the simulator."""
     return {"task": task, "tools": list(tools), "calls": list(calls) or [HALL], **more}
 
 
@@ -143,7 +143,7 @@ def test_held_out_tasks_and_their_rewordings_are_not_trained_on(tmp_path):
 
 
 def test_bad_lines_are_named_by_their_numbers(tmp_path):
-    """Otherwise a user would learn of one bad line per start."""
+    """Otherwise a user would learn of only one bad line at each start."""
     high, typo = record("Light!", light(level=200)), {"task": "Dim it.", "call": []}
     path = lines(tmp_path / "bad.jsonl", [high, typo, ["x"], record(), record()])
     user_error(f"{path}, line 1: wrong.*; line 2: .*call.*; line 3: .*; line 5: .*line 4",
@@ -156,7 +156,7 @@ def test_bad_lines_are_named_by_their_numbers(tmp_path):
 
 REFUSED = {  # records, or raw texts
     "no JSON object": ["{'task': 'x'}", "[1]"],
-    # in a broken object, an object within it is found
+    # where an object is broken, another one within it is read
     "malformed task": [VALID.replace("five", "\\ud800"),
                        VALID.replace('"level": 5', '"level": 5, "level": 6'),
                        record(calls=[]), record(reference="x"), record(note="x")],
@@ -175,7 +175,7 @@ REFUSED = {  # records, or raw texts
 
 @pytest.mark.parametrize("reason", [*REFUSED, "held-out task"])
 def test_each_reason_is_given_for_what_it_names(reason, world):
-    """Otherwise users would not see their simulator's mistakes, or bad tasks would be taken."""
+    """Otherwise users would not see their simulator's mistakes, or bad tasks would be accepted."""
     records = REFUSED.get(reason)
     if reason == "held-out task":
         held_out = next(filter(structured, world.validation_tasks()))
@@ -237,7 +237,7 @@ SCORES = [
     (ASK, "Asimov? No.</think>Frank Herbert", RIGHT),
     (ASK, "Frank Herbert</think>Asimov", WRONG),
     (ASK, "Isaac Asimov", WRONG), (ASK, " ... ", NOTHING),      # no common word, no word at all
-    # two of three words are right, two of four are found; the better of two references counts
+    # two of the three words are right, and two of the four are there; the better reference counts
     (LETTERS, "b b c", (pytest.approx(2 * 2 / (3 + 4)), True)),
     (LETTERS, "x y", RIGHT),
 ]
@@ -256,7 +256,8 @@ def test_a_call_is_all_of_its_text(world):
         assert world.score(SEED, f"<tool_call>{body}</tool_call>") == NOTHING
 
 
-# function .2, argument names (F1) .3, values .5; HALL has three arguments, one by default
+# the function earns .2, argument names .3 (F1) and values .5; HALL has three arguments, one of them
+# by default
 CREDIT = [
     (ORDERED, said(LOCK, HALL), 0.0),                               # in the wrong order
     (ASK, "Herbert", 2 / 3),
@@ -269,7 +270,7 @@ CREDIT = [
 
 
 def test_partial_credit_is_for_the_agents_reward_only(world):
-    """Otherwise partial credit would count as success, and the simulator be paid for it."""
+    """Otherwise partial credit would count as success, and the simulator would be paid for it."""
     for task, response, expected in CREDIT:
         reward, valid, graded = attempt_score(world, task, Rollout(0, [], []), response)
         assert graded == pytest.approx(expected), response
@@ -302,8 +303,8 @@ def test_questions_that_differ_by_one_symbol_are_two_tasks(one, other, world):
 
 
 def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
-    """Otherwise `none` would earn a reward although no prompt mentions it, or earn none where one
-    does."""
+    """Otherwise `none` would earn a reward although no prompt mentions it, or would earn nothing
+    although the prompt does."""
     others = [record(f"Hall light on level {n}, please.", light(level=n)) for n in range(8)]
     declined = record("Sing a song, please.", calls=[])
     for records, mentioned in ((others, False), ([*others, declined], True)):

@@ -43,7 +43,7 @@ def listed(folder, *values):
 
 @pytest.mark.parametrize("how", SHAPES)
 def test_a_list_of_tools_gets_in_unchanged(how, tmp_path):
-    """Otherwise an agent would not learn its user's functions."""
+    """Otherwise an agent would learn functions other than its user's."""
     tools, notes = read_tools(listed(tmp_path, *SHAPES[how]))
     assert tools["ring"] == RING and not notes
     assert argument_fault({"x": 1}, tools["shut"]["parameters"])
@@ -63,14 +63,14 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
     (b"\xff\xfe[]", "not UTF-8"),
     (b"[" * 900 + b"]" * 900, "nested too deeply")])
 def test_a_list_without_a_tool_is_one_line(data, what, tmp_path):
-    """Otherwise a file of another kind would end in a traceback."""
+    """Otherwise a file of another kind would end the program in a traceback."""
     path = tmp_path / "tools.json"
     path.write_bytes(data)
     user_error(f"{path}.*{what}", read_tools, path)
 
 
 def test_names_of_all_kinds_are_taken():
-    """Otherwise a server's functions would be left out because of a dot or another script."""
+    """Otherwise a server's functions would be left out because of a dot or a foreign script."""
     for name in ("a.b-c", "检索", "fs/21st_builder", "n" * 128):
         assert normalized_tool(tool(name, **{"user id": TEXT})) == tool(name, **{"user id": TEXT})
     for name in ("", "a(b", "n" * 129, "a\nb"):
@@ -134,7 +134,8 @@ def test_what_a_model_wrote_has_no_patterns():
     """Otherwise a slow regular expression would hold up the run."""
     world = World.scorer("")
     world.tools = {}
-    # missing calls are the last fault that is looked for, so the schema of TEXT was accepted
+    # missing calls are the last fault that is looked for: if they are reported, the schema was
+    # accepted
     for part, reason in ((TEXT, "malformed task"), ({**TEXT, "pattern": "a"}, "tool schema"),
                          ({"patternProperties": {"a": TEXT}}, "tool schema")):
         written = {"task": "Find all that ends in txt.", "tools": [tool("f", a=part)], "calls": []}
@@ -198,7 +199,7 @@ TASKS = {
 
 @pytest.mark.parametrize("shape", TASKS)
 def test_base_tasks_of_every_shape_are_one_task(shape, tmp_path):
-    """Otherwise the form of its tools would make a task another task."""
+    """Otherwise the same task would count as another one if its tools have another form."""
     task, = read_tasks(lines(tmp_path / "tasks.jsonl", [TASKS[shape]]), {"ring": RING})
     ours = make_task(TASKS["ours"], "base")
     assert (task.text, task.spec, task.id) == (ours.text, ours.spec, ours.id)

@@ -2,7 +2,7 @@
 
 Run: python -m pytest tests/test_tool_loop.py -q
 
-A random model writes no valid task, so base tasks fill the batch, and the run keeps only those.
+A random model writes no valid task, so base tasks fill the batches, and no others are stored.
 """
 from functools import partial
 

@@ -1,4 +1,4 @@
-"""Every walkthrough runs to its end.
+"""The walkthroughs: each one runs to its end.
 
     python -m pytest -q tests/test_walkthroughs.py
 """

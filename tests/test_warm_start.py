@@ -1,6 +1,8 @@
 """The warm start: what it imitates, what the merged model computes, and how a stop is resumed.
 
-Run: python -m pytest tests/test_warm_start.py -q. The model is a small random one.
+Run: python -m pytest tests/test_warm_start.py -q
+
+The model is a small random one.
 """
 import json
 import shutil
@@ -79,7 +81,7 @@ def test_only_the_models_own_turns_are_imitated_and_each_has_its_end(model):
 
 
 def as_on_a_hub(model, folder):
-    """Copy a model, with config files as transformers 4 wrote them; return the copy's folder."""
+    """Copy a model, with config files as transformers 4 would write them; return the folder."""
     shutil.copytree(model, folder)
     config = json.loads((folder / "config.json").read_text())
     del config["rope_parameters"], config["dtype"]
@@ -92,7 +94,7 @@ def as_on_a_hub(model, folder):
 
 
 def test_merged_base_computes_what_base_and_adapter_did(command, model, tmp_path):
-    """Otherwise a run would not begin with the model that was taught, or a server that reads the
+    """Otherwise a run would not begin with the model that was trained, or a server that reads the
     folder with transformers 4 would serve another one."""
     base, out = as_on_a_hub(model, tmp_path / "base"), tmp_path / "out"
     _, o, _ = warm_start.parse([*command[1:], "new", "--model", base])
@@ -112,7 +114,7 @@ def test_merged_base_computes_what_base_and_adapter_did(command, model, tmp_path
 
 def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, command, tmp_path,
                                                                        monkeypatch, capsys):
-    """Otherwise a stop would cost the whole warm start or end in another model, or a template that
+    """Otherwise a stop would cost the whole warm start or change its model, or a template that
     names the day would show two days."""
     out, imitate, days = tmp_path / "model", warm_start.WarmStart.imitate, []
 
@@ -129,7 +131,7 @@ def test_stopped_after_a_pass_and_given_again_it_ends_at_the_same_bits(done, com
     assert not (out / "model.safetensors").exists()
     one_line(capsys, genenv.main([*command, str(out), "--seed", "1"]), "other settings")
     monkeypatch.setattr(warm_start.time, "strftime", lambda form: "2026-01-02")
-    stop_in(0)  # a finished pass is not made again
+    stop_in(0)  # this raises if the first pass, which is finished, is made again
     assert genenv.main([*command, str(out)]) == 0
     assert (out / "model.safetensors").read_bytes() == (done / "model.safetensors").read_bytes()
     first, second, _ = json.loads((out / "warm_start.json").read_text())["nats_per_token"]

@@ -3,10 +3,10 @@
 Usage: python -m pytest -q tests/test_wiring.py
 
 The small world of conftest.py runs for a few epochs, and every call of the sampler, of the checks
-of texts and of both updates is recorded. Each test spells out one fact about Algorithm 1; whoever
-changes a part of the loop must change its test too. The updates have their own tests. The model
-writes texts of every kind: some are invalid, and some batches get too few valid ones, others too
-many.
+of texts and of both updates is recorded. Each test checks one fact about Algorithm 1, so whoever
+changes a part of the loop must change its test too. The updates have their own test files. The
+model writes texts of every kind: some are invalid, and some batches get too few valid ones, others
+too many.
 """
 import copy
 import inspect
@@ -76,8 +76,8 @@ def reward_half(p_hat, alpha, beta):
 
 
 def record(patch, owner, name, calls):
-    """Append every call of a function to `calls`: its arguments by name (as they were before the
-    call), its result and the epoch."""
+    """Append every call of a function to `calls`: its arguments by name, as they were before the
+    call, its result and the epoch."""
     function = getattr(owner, name)
 
     def recorded(*values, **keywords):
@@ -95,7 +95,7 @@ def record(patch, owner, name, calls):
 
 
 def recorded_run(model, folder, **options):
-    """Return (calls, Run) of a run with OPTIONS, some of which `options` may replace."""
+    """Make a run with OPTIONS, some of which `options` may replace; return (calls, Run)."""
     calls, threads = [], []
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(torch, "set_num_threads", threads.append)
@@ -114,8 +114,8 @@ def of(calls, name):
 def steps_of(calls):
     """Return the steps of a run.
 
-    Each has the calls that drew seed tasks, those that read what was written for them, the texts
-    and the new tasks among them, the trials and the agent's rollouts.
+    Each has the calls that drew seed tasks and those that read what was written for them, the texts
+    and those of them that are new tasks, the trials, and the call that played the attempts.
     """
     steps, begin, seeds = [], 0, 0
     for end, call in enumerate(calls):
@@ -137,13 +137,13 @@ def steps_of(calls):
 
 @pytest.fixture(scope="module")
 def recording(model, tmp_path_factory):
-    """Record a whole run: its calls, its steps and the Run."""
+    """Return the record of a whole run: its calls, its steps and the Run."""
     calls, run = recorded_run(model, tmp_path_factory.mktemp("wiring") / "r")
     return SimpleNamespace(calls=calls, steps=steps_of(calls), run=run)
 
 
 def texts_of(recording, t):
-    """Return all that was written in an epoch: (number of the seed task, Written)."""
+    """Return everything that was written in an epoch: (number of the seed task, Written)."""
     return [text for step in recording.steps if step.at == t for text in step.texts]
 
 
@@ -304,7 +304,7 @@ def test_held_out_tasks_are_known_to_what_checks_texts(recording):
 
 
 def test_an_epoch_is_recorded_as_it_went(recording):
-    """Otherwise curves, schedules and warnings would rest on other texts or attempts."""
+    """Otherwise curves, schedules and warnings would rest on the wrong texts or attempts."""
     for t, figures in enumerate(recording.run.history):
         steps = [step for step in recording.steps if step.at == t]
         rollouts = [r for step in steps for r in step.play.result[0]]
@@ -368,7 +368,7 @@ def test_only_records_of_steps_that_were_taken_are_used_up(monkeypatch, recordin
 
 
 def test_schedules_see_how_the_run_goes(monkeypatch):
-    """Otherwise they would steer by the wrong epoch, such as one without new tasks."""
+    """Otherwise schedules would steer by the wrong epoch, such as one without new tasks."""
     monkeypatch.setattr(curriculum, "next_alpha", lambda schedule, context: context)
     figures = "alpha", "distinct_tasks", "success_rate", "mixed_share", "solved"
     rows = (0.1, 0, None, None, None), (0.2, 8, 0.3, 0.4, 0.5), (0.6, 0, None, None, None)

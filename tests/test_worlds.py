@@ -27,7 +27,7 @@ from worlds import InvalidTask, NO_SEED, held_out_keys, load_world, probe, task_
 
 NAMES = [*worlds.world_names(), "template"]
 for name, package in {"gym": "reasoning_gym", "alfworld": "alfworld"}.items():
-    if find_spec(package) is None:  # its users install the package
+    if find_spec(package) is None:  # only the users of this world install the package
         NAMES.remove(name)
 GIVEN = {"tool_calls": dict(model="m", max_task_tokens=64, max_response_tokens=32),
          "gym": dict(max_response_tokens=64), "alfworld": dict(model="m")}
@@ -49,7 +49,7 @@ def world(request):
 
 
 def some_tasks(world, n=30):
-    """Return tasks of the base and of both splits, at most n of each."""
+    """Return base tasks and tasks of both held-out splits, at most n of each."""
     splits = world.base_tasks(), world.validation_tasks(), world.validation_tasks("tuning")
     return [task for tasks in splits for task in tasks[:n]]
 
@@ -90,7 +90,7 @@ def test_prompts_say_an_unknown_success_otherwise_than_any_known_one(world):
 
 
 def mutated(text, rng):
-    """Return a text with a part cut, doubled or replaced."""
+    """Return a text with one part cut out, doubled or replaced."""
     i, j = sorted(rng.choices(range(len(text) + 1), k=2))
     j = min(j, i + 9)
     part = rng.choice(["", 2 * text[i:j], rng.choice('{}[]"\\\0:,0-9 e\ud800ſ٣\n<|>')])
@@ -98,14 +98,15 @@ def mutated(text, rng):
 
 
 def test_hostile_texts_are_refused_for_a_reason_that_is_counted(world):
-    """Otherwise one odd text would end the run, as a model under training may write anything."""
+    """Otherwise one odd text would end the run: a model that is being trained may write anything.
+    """
     rng, refused = random.Random(0), 0
     seed_tasks, held_out = some_tasks(world), held_out_keys(world)
     good = [form for t in seed_tasks for form in (t.text, json.dumps({"task": t.text, **t.spec}))]
     texts = [*HOSTILE, *(mutated(rng.choice(good), rng) for _ in range(200))]
     for i, text in enumerate(texts):
         seed_task = seed_tasks[i % len(seed_tasks)] if i % 5 else NO_SEED
-        assert score(world, seed_tasks[0], text) < 1  # agents write anything, too
+        assert score(world, seed_tasks[0], text) < 1  # the agent may write anything, too
         try:
             task = world.parse_task(text, seed_task, 3)
             check_task(world, task, seed_task, held_out)
@@ -123,7 +124,8 @@ def test_hostile_texts_are_refused_for_a_reason_that_is_counted(world):
 
 
 def test_worlds_are_found_by_name():
-    """Otherwise worlds would have to be listed, or a module without a class World would be one."""
+    """Otherwise worlds would have to be listed, or a module without a class World would pass as
+    one."""
     assert {"household", "ladder", "tool_calls"} <= set(worlds.world_names())
     for name in ("chess", "../x", "os"):
         user_error("unknown world .*ladder.*tool_calls", load_world, name)
@@ -167,7 +169,8 @@ def test_a_copy_of_the_template_runs_a_loop(copied):
     ('number, "base", HELD_OUT)', 'number, "base")', "no task that another split has"),
     ('} ="', '}" + " ="*64', "model reads")])
 def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, message):
-    """Otherwise it would end the run in a traceback after an epoch, or train on held-out tasks."""
+    """Otherwise a mistake would end the run in a traceback after an epoch, or make it train on
+    held-out tasks."""
     copied(old, new)
     def start():
         probe.open_world(parse_options(["--world", "copied"])).load_policy()
@@ -178,7 +181,7 @@ def test_a_mistake_in_a_world_is_one_line_before_the_run(copied, old, new, messa
 
 
 def test_a_prompt_that_holds_the_answer_is_told_before_the_run(world, copied, capsys):
-    """Otherwise success would be 1 from the start, and would mean nothing."""
+    """Otherwise the success rate could be 1 from the start, and would mean nothing."""
     probe.try_world(world)
     assert "right answer is in" not in capsys.readouterr().out  # in no world of ours
     if world.o.world == "template":

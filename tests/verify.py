@@ -53,7 +53,8 @@ def agreement(bench: str, path, data) -> dict:
 
 
 def print_agreement(kinds: dict) -> int:
-    """Print {kind: agreements}; return 0 if there are any and every required rate is met, or 1."""
+    """Print {kind: agreements}; return 0 if there are any and every required rate is met, else 1.
+    """
     code = 0 if kinds else 1
     for kind, agrees in sorted(kinds.items()):
         rate, required = sum(agrees) / len(agrees), REQUIRED.get(kind, 1.0)
@@ -81,7 +82,7 @@ def pass_or_fail(row: dict, ours) -> list:
 
 
 def verify_api_bank(data):
-    """Compare kinds toolrl_exact and damo_exec, named after the scorer that gave the verdict."""
+    """Compare the kinds toolrl_exact and damo_exec, which are named after the official scorer."""
     known = {}
     for rule in ("toolrl", "damo"):
         for record in load_records(api_bank, data, rule=rule):
@@ -96,7 +97,7 @@ def verify_api_bank(data):
 
 
 def verify_bfcl(data):
-    """Compare kinds single_turn, relevance and multi_turn (by the rule without a simulator)."""
+    """Compare the kinds single_turn, relevance and multi_turn (by the rule without a simulator)."""
     kinds = {
         bfcl.LONG_CONTEXT: "multi_turn",
         **dict.fromkeys(bfcl.RELEVANCE_CATEGORIES, "relevance"),
@@ -116,7 +117,7 @@ def verify_bfcl(data):
 
 
 def verify_bamboogle(data):
-    """Compare kinds metric and searchr1_extract."""
+    """Compare the kinds metric and searchr1_extract."""
 
     def differences(row):
         answer = row["response"]
@@ -129,7 +130,8 @@ def verify_bamboogle(data):
 
 
 def verify_travelplanner(data):
-    """Compare the row's kind, and that kind with "/fixed" by the repaired within-city rule."""
+    """Compare the row's kind by the original within-city rule, and KIND/fixed by the repaired one.
+    """
     parts = {part: load_records(travelplanner, data, split=split)
              for split, part in travelplanner.PARTS.items()}
 
@@ -148,7 +150,7 @@ def verify_travelplanner(data):
 
 
 def comparable(verdict: dict) -> dict:
-    """Return a verdict without the wording of its reasons; of a crash, its stage and type."""
+    """Return a verdict without the wording of its reasons; a crash keeps only stage and type."""
     brief = {**verdict, "hard_evaluated": verdict["hard"] is not None}
     if verdict["crash"]:
         brief["crash"] = verdict["crash"].split(": ")[:2]
@@ -169,9 +171,9 @@ def passed(check):
 
 
 def verify_alfworld(data):
-    """Compare kinds step-string, step-admissible and raw-text.
+    """Compare the kinds step-string, step-admissible and raw-text.
 
-    The state of a step is looked up in the trajectories by its game and the commands before it.
+    A step is looked up in the trajectories by its game and the commands before it.
     """
     steps = {}
     for expert in ("walkthrough", "handcoded"):
@@ -189,7 +191,7 @@ def verify_alfworld(data):
                 "genenv_reward_vs_expert": reward, "genenv_reward_vs_dict": reward,
                 "projection_action": action, "projection_valid": valid,
                 "projected_in_admissible": action in admissible}
-        # the other values are answers of the simulator
+        # the other recorded values need the simulator
         recorded = {name: value for name, value in row["official_verdict"].items() if name in ours}
         return {row["kind"]: unequal(recorded, ours)}
 
