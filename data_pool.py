@@ -81,7 +81,6 @@ class EnvRecord:
     text: str            # the generation, decoded
     task_id: str         # id of the task that it describes
     keys: list[str]      # keys of that task: records that share one are the same task
-    seed_id: str         # id of the task that it varies
     group: int           # number shared by all that was written together for one seed task
     p_hat: float | None = None        # success rate of the agent on it (Eq. 2)
     p_hat_seed: float | None = None   # mean success rate on all records of its group

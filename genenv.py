@@ -215,8 +215,7 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
         tasks.append(w.task)
         records.append(EnvRecord(
             prompt=prompt, response=response, text=w.text, task_id=w.task.id,
-            keys=sorted(task_keys(world, w.task)), seed_id=w.task.seed_task, group=group,
-            epoch=state.epoch))
+            keys=sorted(task_keys(world, w.task)), group=group, epoch=state.epoch))
     return tasks, records
 
 

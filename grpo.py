@@ -166,9 +166,9 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
         "skipped_steps": 0,
         "mismatch": None,
     }
-    if not rollouts or not has_signal(rewards).any():
-        return stats
     mixed = has_signal(rewards)  # (B,); from here on, B is the number of mixed groups
+    if not mixed.any():
+        return stats
     B, G = int(mixed.sum()), rewards.shape[1]
     is_mixed = mixed.repeat_interleave(G).tolist()  # for each rollout, whether its group is mixed
     rollouts = [r for r, keep in zip(rollouts, is_mixed, strict=True) if keep]
@@ -254,7 +254,7 @@ def sampler_mismatch(policy, rollouts, o) -> float | None:
     if not rollouts[0].logps:
         return None
     scored = torch.cat(response_logps(policy, rollouts, o))
-    sampled = torch.cat([torch.tensor(r.logps) for r in rollouts])
+    sampled = torch.tensor([logp for r in rollouts for logp in r.logps])
     gaps = (sampled.to(scored) - scored).abs()
     tokens = sum(r.tokens for r in rollouts)
     return float(gaps.sum()) / tokens

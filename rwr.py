@@ -106,15 +106,14 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     largest KL, in nats per token, by which the update may move the simulator.
 
     The statistics are env_kl (to the initial simulator, before this update) and env_kl_step (how
-    far this update moved), both in nats per token; env_loss (of the last step taken); env_steps
-    (how many were taken); env_capped (1 if the cap ended the update, else 0); env_skipped_steps
-    (those that were not finite); env_weight_ratio (largest weight over smallest); env_imitated
-    (indices into fresh + old of the records that the steps used). What was not measured is None.
+    far this update moved), both in nats per token; env_steps (how many were taken); env_capped (1 if
+    the cap ended the update, else 0); env_skipped_steps (those that were not finite);
+    env_weight_ratio (largest weight over smallest); env_imitated (indices into fresh + old of the
+    records that the steps used). What was not measured is None.
     """
     stats = {
         "env_kl": None,
         "env_kl_step": None,
-        "env_loss": None,
         "env_steps": 0,
         "env_capped": 0,
         "env_skipped_steps": 0,
@@ -126,13 +125,14 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     # Texts that share a long prompt become one group, so that it is encoded once. This changes
     # their order, which does not matter.
     kl_sample, _ = by_prompt(kl_sample)
-    records = [Rollout(i, r.prompt, r.response) for i, r in enumerate([*fresh, *old])]
+    chosen = [*fresh, *old]
+    records = [Rollout(i, r.prompt, r.response) for i, r in enumerate(chosen)]
     # Never train on old records only: their success rates are those of an earlier agent.
     batches = []
     if fresh:
         batches = whole_passes(len(records), o.env_passes, o.env_batch, generator)
     if batches:
-        weights = rwr_weights(torch.tensor([r.r_env for r in [*fresh, *old]]), o.lam)  # (n,)
+        weights = rwr_weights(torch.tensor([r.r_env for r in chosen]), o.lam)  # (n,)
         stats["env_weight_ratio"] = weight_ratio(weights)
     with policy.use(None):
         initial = response_logps(policy, kl_sample, o)
@@ -147,7 +147,7 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
             # the imitation. Each step draws its own texts.
             size = len(batch) if o.env_kl else 0
             part = sorted(torch.randperm(len(kl_sample), generator=generator)[:size].tolist())
-            loss, finite = rwr_step(
+            _, finite = rwr_step(
                 policy, adapter, optimizer, [records[i] for i in batch], weights[batch], o,
                 [kl_sample[i] for i in part], [initial[i] for i in part])
             if not finite:
@@ -160,7 +160,8 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
                 _restore(policy.params[adapter], optimizer, saved)
                 stats["env_capped"] = 1
                 break
-            stats.update(env_loss=loss, env_kl_step=step_kl, env_steps=stats["env_steps"] + 1)
+            stats["env_kl_step"] = step_kl
+            stats["env_steps"] += 1
             imitated.update(batch)
     stats["env_imitated"] = sorted(imitated)
     return stats

@@ -157,7 +157,7 @@ class Bench:
     def simulator_update(self):
         """Run RWR on the step's texts, with a KL sample from all of them, as in a run."""
         optimizer = self.policy.optimizer("env", 1e-5)
-        records = [EnvRecord(r.prompt, r.response, "", "", [], "", r.group) for r in self.texts]
+        records = [EnvRecord(r.prompt, r.response, "", "", [], r.group) for r in self.texts]
         kl_sample = draw_kl_sample(self.texts, torch.Generator().manual_seed(0))
         return rwr_update(self.policy, "env", optimizer, records, [], kl_sample, self.o)
 

@@ -140,9 +140,8 @@ def save(run):
     """Write checkpoint.pt, after the files it refers to."""
     run.train_pool.save()
     run.env_pool.save()
-    adapters, files = {}, {}
-    for name, params in run.params.items():
-        adapters[name] = [p.detach().cpu() for p in params]
+    adapters = {name: [p.detach().cpu() for p in params] for name, params in run.params.items()}
+    files = {}
     for name in FILES:
         data = _read(run.folder / name)
         files[name] = [len(data), _sha256(data)]

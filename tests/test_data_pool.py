@@ -29,7 +29,7 @@ def trace(reward=1.0, valid=True):
 
 def record(i=0, epoch=1, p_hat=0.5):
     """Return a generation of the simulator."""
-    return EnvRecord([5, 6], [7, i, 1], f"text {i}", f"task{i}", [f"task{i}"], "seed", 3, p_hat,
+    return EnvRecord([5, 6], [7, i, 1], f"text {i}", f"task{i}", [f"task{i}"], 3, p_hat,
                      0.25, 0.75, epoch, 0.9)
 
 

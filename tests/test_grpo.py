@@ -247,7 +247,7 @@ def test_groups_without_signal_cost_no_forward_pass_and_have_no_kl():
     rewards = torch.stack([rewards[0], torch.ones(3), rewards[1]])
     stats, gradient = update(policy, groups, rewards, agent_kl=0.5)
     assert nearly_equal(gradient, expected) and stats["zero_variance"] == pytest.approx(1 / 3)
-    for batch, rewards in ((groups, torch.ones(3, 3)), ([], torch.tensor([]))):
+    for batch, rewards in ((groups, torch.ones(3, 3)), ([], torch.ones(0, 3))):
         # neither policy nor optimiser is touched, so both may be None
         stats = train_agent(None, None, batch, rewards)
         assert stats == {"zero_variance": 1, "trained_tokens": 0, "skipped_steps": 0, **UNKNOWN}

@@ -254,7 +254,7 @@ def test_d_env_knows_how_often_each_task_was_solved(recording):
         for r, (seed, w) in zip(batch, step.new_texts):
             assert (r.prompt, r.response) == (w.rollout.prompt, w.rollout.response)
             assert (r.text, r.task_id, r.keys) == (w.text, w.task.id, [w.task.id])
-            assert (r.seed_id, r.group, r.epoch) == (w.task.seed_task, seed, step.at)
+            assert (r.group, r.epoch) == (seed, step.at)
             assert r.p_hat == p_hats[w.task.id]
             assert r.p_hat_seed == mean(x.p_hat for x in batch if x.group == r.group)
             assert r.p_hat_batch == mean(x.p_hat for x in batch)
@@ -400,7 +400,7 @@ def test_what_an_epoch_did_not_measure_is_null(model, tmp_path, monkeypatch):
 
 def test_figures_of_updates_are_means_over_those_that_measured():
     """Otherwise an update without a mixed group would halve the mean of its epoch."""
-    nothing = {**grpo_update(None, "agent", None, [], torch.tensor([]), None), "reward": None}
+    nothing = {**grpo_update(None, "agent", None, [], torch.ones(0, 3), None), "reward": None}
     state = EpochState(agent=[nothing, dict.fromkeys(nothing, 0.04)])
     figures = agent_figures(SimpleNamespace(state=state, o=Options()))
     assert figures["mismatch"] == figures["kl"] == figures["grad_norm"] == 0.04
