@@ -1,16 +1,17 @@
 """Warn in plain words when the metrics show that co-evolution is going wrong.
 
-Paper: nothing about it. The failure modes are those that users of such systems report (collapse,
-starvation); TROUBLESHOOTING.md explains each.
+Paper: does not cover this. The failure modes are those that users of such systems report (collapse,
+starvation). TROUBLESHOOTING.md explains each.
 
 Usage: metrics.py calls `warnings` once per epoch. To add a check, write a function of the epoch's
-record, the earlier records and the options, and name it in CHECKS. It returns one sentence on what
+record, the earlier records and the options, and add it to CHECKS. It returns one sentence on what
 was found and what to change, or "" if all is well.
 
-Deviations: one cause raises one warning, which names the option at fault if there is one.
-Thresholds were set on recorded runs. Healthy epochs stay clear of them by a factor of two, with two
+Deviations: one cause raises one warning, which names the option at fault if there is one. The
+thresholds were set on recorded runs. Healthy epochs stay clear of them by a factor of two, with two
 exceptions. "invalid": the household's simulator writes nonsense half of the time and still learns.
-"mismatch": up to 0.025 nats are healthy in bf16 on a CPU without matrix units, elsewhere 0.013.
+"mismatch": up to 0.025 nats per token are healthy in bf16 on a CPU without matrix units, up to
+0.013 elsewhere.
 """
 from collections import Counter
 
@@ -18,13 +19,13 @@ MISMATCH = 0.03  # nats per token
 
 
 def refused(r) -> int:
-    """Return how many texts of an epoch are not tasks. Duplicates and copies are tasks."""
+    """Return how many texts of an epoch are not tasks. Duplicates and copies count as tasks."""
     still_tasks = "duplicate in the batch", "copy of the seed"
     return sum(count for reason, count in r["invalid"].items() if reason not in still_tasks)
 
 
 def counted(counts: dict) -> str:
-    """Return {reason: how many} in words, the most frequent first."""
+    """Return {reason: how many} as text, with the most frequent reason first."""
     by_count = Counter(counts).most_common()
     return ", ".join(f"{reason} {count}" for reason, count in by_count) or "none"
 
@@ -36,7 +37,9 @@ def counted(counts: dict) -> str:
 def collapse(r, history, o) -> str:
     """Warn if the simulator writes few different tasks, or uses fewer skills than in epoch 1."""
     if invalid(r, history, o) or o.variant == "static":
-        return ""  # too few to judge; static writes in epoch 0 only, and more than that epoch tries
+        # There are too few tasks to judge. The variant static writes only in epoch 0, and more
+        # tasks than that epoch tries.
+        return ""
     few_tasks = r["distinct_tasks"] < 0.2 * (r["written"] - refused(r))
     first = history[1] if len(history) > 1 else r
     bits = r["skill_entropy"] or 0  # without new tasks there are no skills
@@ -53,7 +56,7 @@ def starvation(r, history, o) -> str:
     if o.variant != "genenv" or r["epoch"] == 0:
         return ""
     if not r["distinct_tasks"] or no_signal(r, history, o):
-        return ""  # other checks warn: there were no tasks, or the agent solves all or none
+        return ""  # another check warns: there were no tasks, or the agent solves all or none
     valid = r["written"] - sum(r["invalid"].values())
     steps = r["env_steps"] + r["env_capped"] + r["env_skipped_steps"]
     if r["env_kept"] >= 0.05 * valid and steps:
@@ -76,9 +79,9 @@ def no_signal(r, history, o) -> str:
     """Warn if nearly all groups have equal rewards, unless cut-off attempts explain it."""
     if not above(0.9, r["zero_variance"]) or above(0.2, r["truncated"]):
         return ""
-    return (f"{r['zero_variance']:.0%} of the groups have equal rewards and teach nothing, "
-            f"{r['reward']:.2f} on average: use easier base tasks if that is low, harder ones if "
-            "it is high, or raise --G")
+    return (f"{r['zero_variance']:.0%} of the groups have equal rewards and teach nothing; the "
+            f"mean reward is {r['reward']:.2f}: use easier base tasks if that is low, harder ones "
+            "if it is high, or raise --G")
 
 
 def invalid(r, history, o) -> str:
@@ -87,14 +90,14 @@ def invalid(r, history, o) -> str:
         return ""
     reasons = counted(r["invalid"])
     return (f"most of {r['written']} texts are not tasks ({reasons}): for truncated ones raise "
-            f"--max-task-tokens {o.max_task_tokens}; if it never knew the form, train its start "
-            "longer; else raise --env-kl or lower --env-lr")
+            f"--max-task-tokens {o.max_task_tokens}; if it never wrote valid ones, give it a "
+            "longer warm start; otherwise raise --env-kl or lower --env-lr")
 
 
 def kl(r, history, o) -> str:
-    """Warn if the simulator strays twice in a row: once may be chance.
+    """Warn if the simulator strays in two epochs in a row, because one may be chance.
 
-    It strays if it is far from its start, or if the cap undid its first step.
+    It strays if it is far from its start, or if the cap undid the first step of its update.
     """
     for m in [*history[-1:], r]:
         is_undone = m["env_capped"] and not m["env_steps"]
@@ -105,7 +108,8 @@ def kl(r, history, o) -> str:
 
 
 def mismatch(r, history, o) -> str:
-    """Warn if sampler and scorer disagree on log-probs: GRPO's ratio then does not start at 1."""
+    """Warn if sampler and scorer disagree on log-probs: the policy that GRPO trains is then not the
+    one that acted."""
     if not above(MISMATCH, r["mismatch"]):
         return ""
     return (f"sampler and scorer differ by {r['mismatch']:.3f} nats per token: try --dtype fp32, "
@@ -118,7 +122,7 @@ def not_finite(r, history, o) -> str:
     if not agent and not simulator:
         return ""
     return (f"{agent} steps of the agent and {simulator} of the simulator were skipped because "
-            "loss or gradient was not finite: lower --agent-lr or --env-lr")
+            "a loss or a gradient was not finite: lower --agent-lr or --env-lr")
 
 
 CHECKS = {
@@ -134,7 +138,7 @@ CHECKS = {
 
 
 def above(threshold: float, figure) -> bool:
-    """Return whether a figure exceeds a threshold; None, not measured, never does."""
+    """Return whether a figure exceeds a threshold. None, which means not measured, never does."""
     return figure is not None and figure > threshold
 
 

@@ -1,8 +1,8 @@
 """Measure a run: validation, one record per epoch, and samples to read.
 
 Paper: the numbers behind its Figures 4-8: success rate on generated tasks, validation, task and
-response length, solved and unsolved tasks. Added: entropy, mixed groups, KL, diversity,
-and the reasons for refusing generated tasks.
+response length, solved and unsolved tasks. Added: entropy, mixed groups, KL, diversity of skills,
+and the reasons for which generated tasks were refused.
 
 Usage: support/run.py calls `epoch_record` and `samples` at the end of every epoch; report.py and
 screen.py show the record, and health.py judges it. `interval` is for runs over several seeds.
@@ -20,10 +20,10 @@ from interaction import try_tasks
 from support import health
 from worlds import NO_SEED
 
-# fields that a record repeats until they are measured again
+# the fields that a record repeats until they are measured again
 VALIDATION = ("validated", "validation", "validation_rates", "validation_greedy", "validation_set",
               "validation_by", "category_name")
-# quantiles of the t-distribution, by degrees of freedom
+# 97.5 % quantiles of the t-distribution, for 1 to 14 degrees of freedom
 T_95 = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
         2.145]
 
@@ -96,9 +96,12 @@ def epoch_record(run, env_stats: dict, alpha: float) -> dict:
 
 
 def success_figures(trials, G: int) -> dict:
-    """Measure how hard an epoch's new tasks were for the agent. trials: of G attempts each."""
+    """Measure how hard an epoch's new tasks were for the agent.
+
+    trials: a Trial of G attempts at each task.
+    """
     success = mean(trial.p_hat for trial in trials)
-    # share of tasks with both right and wrong attempts: GRPO learns nothing from the others
+    # share of tasks whose attempts differ in reward: GRPO learns nothing from the others
     mixed_share = mean(len({e.reward for e in trial.traces}) > 1 for trial in trials)
     return {
         "distinct_tasks": len(trials),
@@ -113,8 +116,8 @@ def success_figures(trials, G: int) -> dict:
 
 
 def mixed_of_possible(mixed_share, success_rate, G: int) -> float | None:
-    """Return the share of mixed tasks, relative to its value if every attempt succeeded with the
-    mean rate. None without tasks, or if that rate is 0 or 1."""
+    """Return the share of mixed tasks, divided by what it would be if every attempt succeeded with
+    the mean probability. None without tasks, or if that probability is 0 or 1."""
     if success_rate in (None, 0, 1):
         return None
     alike = success_rate ** G + (1 - success_rate) ** G  # all attempts right, or all wrong
@@ -129,17 +132,17 @@ def agent_figures(run) -> dict:
     tokens = sum(e.tokens for e in traces)
     generated = [trial for trial in state.trials if trial.task.origin != "base"]
     figures = {
-        # mean length in tokens, excluding attempts at base tasks
+        # mean length of a response in tokens, excluding attempts at base tasks
         "response_length": mean(e.tokens for trial in generated for e in trial.traces),
-        # entropy of the policy, per token
+        # entropy of the policy, in nats per token
         "entropy": state.agent_nats / tokens if tokens else None,
         "truncated": mean(e.truncated for e in traces),
     }
-    # see grpo.grpo_update; reward: see genenv.update_agent
+    # see grpo.grpo_update, and genenv.update_agent for the reward
     for key in ("reward", "kl", "clip_fraction", "grad_norm", "zero_variance", "trained_tokens",
                 "mismatch"):
         figures[key] = mean(stats[key] for stats in state.agent)
-    # steps skipped because a loss or a gradient was not finite
+    # how many steps were skipped because a loss or a gradient was not finite
     skipped = [stats["skipped_steps"] for stats in state.agent]
     figures["skipped_steps"] = sum(skipped) if skipped else None
     return figures
@@ -148,21 +151,21 @@ def agent_figures(run) -> dict:
 def simulator_figures(run, trials, env_stats: dict) -> dict:
     """Measure what the simulator wrote in an epoch, and its RWR update.
 
-    trials: those of the new tasks. env_stats: what rwr.rwr_update returned, plus env_kept, the
-    number of this epoch's tasks that are in the band.
+    trials: those of the new tasks. env_stats: what rwr.rwr_update returned, and env_kept, the
+    number of this epoch's new tasks in the band.
     """
     written = len(run.state.env_rollouts)
     figures = {
-        # texts written, {reason: how many were refused}, share that are not tasks
+        # how many texts were written, {reason: how many were refused}, and which share is no task
         "written": written,
         "invalid": dict(run.state.invalid),
         "refused": None,
         "skill_entropy": entropy(
             skill for trial in trials for skill in run.world.skills(trial.task)),
-        # mean length of the new tasks, counted in the world's unit
+        # mean length of the new tasks, in the world's unit
         "task_length": mean(run.world.task_length(trial.task) for trial in trials),
         "length_unit": run.world.length_unit,
-        # tasks in the band |p_hat - alpha| <= k_min
+        # how many new tasks are in the band |p_hat - alpha| <= k_min
         "env_kept": None,
     }
     if written:
@@ -181,15 +184,15 @@ def new_trials(state) -> list:
     first = {}
     for trial in state.trials:
         task = trial.task
-        # ready-made tasks count in every epoch that draws them
+        # tasks of the variants static and teacher count in every epoch that draws them
         if task.origin != "base" and (task.epoch == state.epoch or task.origin != "env"):
             first.setdefault(task.id, trial)
     return list(first.values())
 
 
 def samples(run, n=8) -> list:
-    """Return samples for a person to read: the epoch's first n tasks, each with its seed task,
-    expected answer, and best and worst trace; and refused texts with their reasons."""
+    """Return samples for a person to read: the first n tasks of the epoch, each with its seed task,
+    its expected answer, and its best and worst attempt; and refused texts with their reasons."""
     records, tasks = [], run.train_pool.tasks
     for trial in run.state.trials[:n]:
         task, seed_task = trial.task, tasks.get(trial.task.seed_task, NO_SEED)
@@ -222,11 +225,11 @@ def entropy(labels) -> float | None:
 
 
 def interval(values, sign=True) -> str:
-    """Return as text the mean over seeds and its 95 % t-interval, or the value alone if there is
-    only one seed.
+    """Return the mean over seeds and its 95 % t-interval as text, or just the value if there is a
+    single seed.
 
-    None (not measured) is left out. sign: whether to put a plus before positive figures, which
-    suits differences.
+    None (not measured) is left out. sign: whether positive figures get a plus, as differences
+    should.
     """
     values = [value for value in values if value is not None]
     n, form = len(values), "+.3f" if sign else ".3f"
