@@ -10,9 +10,9 @@ layers call `lora_linear`.
 Deviations: none in the numbers. The library's own attention and LoRA layers take more memory or
 more passes; tests/test_policy.py compares each replacement with the plain version.
 
-Shapes: B prompts (groups), G rollouts of each, N responses in all, P prompt tokens, R response
-tokens, L tokens of a packed row, Q queries, K cached keys, d head dimension. While decoding, there
-are `live` groups of `slots` rollouts each.
+Shapes: B prompts (groups), G rollouts of each, N responses in all, P prompt tokens, R inputs of a
+response (its tokens but the last, which predicts nothing), L tokens of a packed row, Q queries, K
+cached keys, d head dimension. While decoding, there are `live` groups of `slots` rollouts each.
 """
 import sys
 from dataclasses import dataclass
@@ -44,17 +44,16 @@ def group_mask(query_owner, key_owner):
 class Layout:
     """Describe how `group_attention` cuts packed rows (B, L) into B prompts and N responses, and
     puts their results back."""
-    P: int                # longest prompt
-    R: int                # longest response input
+    P: int                # tokens of the longest prompt
+    R: int                # inputs of the longest response
     row: torch.Tensor     # (N,): the group of each response
     tokens: torch.Tensor  # (N*R,): indices of the responses' inputs in B*L
     back: torch.Tensor    # (B, L): index of each packed token among the B*P + N*R outputs
     mask: torch.Tensor    # (N, 1, R, P + R): what response inputs see of [prompt, response]
 
 
-# This packed row holds a prompt p of P = 3 tokens, responses a (R = 3) and b (R = 2), and padding.
-# Each response lacks its last token, which predicts nothing. attention_layout cuts the row into two
-# calls:
+# This packed row holds a prompt p of 3 tokens, responses a of 3 and b of 2 tokens, and padding.
+# Each response lacks its last token, so P = 3 and R = 2. The row is cut into two calls:
 #
 #     packed row (L = 7)       prompts (B, P)        responses: queries (N, R), keys (N, P + R)
 #     p p p a a b .            p p p  causal         a a    see   p p p a a
@@ -98,11 +97,11 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
     rows: a mask over (L, L) would compute scores between siblings only to hide them.
     """
     if layout is None:
-        # with few queries (a decoding step, a narrow chunk), repeating the mask for each head takes
-        # less memory than repeating the keys
         if attention_mask is None:
             key, value = a_head_each(query, key, value)
         elif query.shape[2] <= query.shape[3] and query.shape[1] > key.shape[1]:
+            # with so few queries (a decoding step, a narrow chunk), repeating the mask for each
+            # head takes less memory than repeating the keys
             return few_queries_attention(module, query, key, value, attention_mask, **kwargs)
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     P, R, back = layout.P, layout.R, layout.back
@@ -170,7 +169,7 @@ def eager_in_fp32(layer, query, key, value, mask, **options):
     return out.to(query.dtype), weights
 
 
-# calls without a layout keep the library's masks
+# calls without a layout use the library's masks
 AttentionInterface.register("prompt_once", group_attention)
 AttentionMaskInterface.register("prompt_once", sdpa_mask)
 AttentionInterface.register("eager_fp32", eager_in_fp32)
@@ -232,7 +231,7 @@ def lora_linear(layer, x):
     out = layer.base_layer(rows)
     name = layer.active_adapters[0]
     if name in layer.lora_A and not layer.disable_adapters:  # an adapter may leave layers out
-        # the fp32 weights in the dtype of the activations; sampling has cast them in advance
+        # the fp32 weights in the dtype of the activations; while sampling, `cast` holds them
         A, B = layer.cast or cast_lora(layer, name, x.dtype)
         # `rows` has two dimensions, so `out` is not a view and autograd lets it be changed in place
         out.addmm_(linear(rows, A), B.T)  # (rows, r) times (r, out)

@@ -27,7 +27,7 @@ from model.attention import PADDING, PROMPT, group_mask, heads_of
 from model.cache import FreezingLayer, GrowingLayer
 from model.memory import PREFILL_TOKENS
 
-SHORT = 3         # seconds: longer batches get a progress bar, on a terminal only
+SHORT = 3         # seconds: batches that take longer get a progress bar, on a terminal only
 CHECK_EVERY = 16  # on a GPU, finished rollouts are looked for only once in this many tokens
 
 
@@ -86,7 +86,7 @@ def decode_rows(policy, prompts, G, T, temperature, generator, turns=None) -> li
         logps[..., t][slots] = logp
         lengths[slots] += ~done[slots]  # a finished rollout may keep its slot for a while
 
-        # 3) end a rollout when its response is complete, an episode when its world or a limit says
+        # 3) end a rollout when its response is complete, or when its episode is over
         if turns:
             end_of_turn = torch.isin(tokens[..., t], eos) & is_drawn[..., t] & ~done
             turns.answer_finished(t, end_of_turn, tokens, is_drawn, done)
@@ -230,7 +230,7 @@ def compact(done):
     slots).
 
     Running rollouts move to the front. slots: how many are still running in the group that has the
-    most. Groups are dropped only once a quarter of them has finished, because dropping copies the
+    most. Groups are dropped only once a quarter of them have finished, because dropping copies the
     cache.
     """
     running_counts = (~done).sum(1).tolist()
@@ -268,7 +268,7 @@ class GraphDecoder(Decoder):
 
     def _leave(self, groups, rollout):
         """Do what Decoder._leave does, but only if the room of this stage runs out before the next
-        check, or if that frees at least half of the slots.
+        check, or if at least half of the slots become free.
 
         A new stage then begins, which costs as much time as several tokens.
         """
@@ -350,7 +350,7 @@ def cuda_graph_of(step, device):
     graph = torch.cuda.CUDAGraph()
     try:
         # if recording fails, torch.cuda.graph leaves its side stream as the current one; the outer
-        # context restores the stream of now
+        # context restores the present stream
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
             out = step()
     except torch.OutOfMemoryError:

@@ -4,16 +4,16 @@ Paper: does not cover this; it helps to fit the paper's two 7B policies on one c
 
 Usage: a run calls `check` before it loads the models, and trains inside `enough_memory`.
 Policy.sample decodes `prompts_at_once` prompts at once. That number depends on free memory, so a
-seed gives different texts on a different card. policy.py and model/decoding.py obey LOGIT_CHUNK,
+seed gives different texts on a different card. policy.py and model/decoding.py keep to LOGIT_CHUNK,
 KEPT_LOGITS and PREFILL_TOKENS.
 
 Deviations: this is an upper bound with few terms, not a simulation. Parameters, those of PEFT's
 adapters included, are counted on torch's meta device, so any decoder of transformers works. The
 rest follows from shapes: every prompt and response is assumed to be as long as the options allow.
 At 7B the estimate is within 1 % for rollouts and 5 to 20 % too high for updates. MARGIN covers
-fragmentation, kernels' workspaces and the pool of a recorded step (0.3 GB at 7B). For a mixture of
-experts, its own weights and adapters are counted, but a dense model's activations, and not PEFT's
-copies of the experts; this was never measured.
+fragmentation, kernels' workspaces and the pool of a recorded step (0.3 GB at 7B). A mixture of
+experts is counted with its own weights and adapters, but with the activations of a dense model, and
+without the copies that PEFT makes of experts. That was never measured.
 
 All sizes are in bytes; a GB is 1e9 bytes. Shapes: B prompts, G rollouts of each, N responses in
 all, P prompt tokens, R response tokens, D hidden size, I MLP width, V vocabulary, M predicted
@@ -94,7 +94,7 @@ def prompts_at_once(lm, lengths, G, R, available) -> int:
 
 def free_bytes() -> int:
     """Return the free memory of the GPU."""
-    torch.cuda.empty_cache()  # return the memory that torch holds but does not use
+    torch.cuda.empty_cache()  # free the memory that torch holds but does not use
     return torch.cuda.mem_get_info()[0]
 
 

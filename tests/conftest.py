@@ -32,7 +32,7 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def ending():
-    """Return a live policy whose rollouts, or turns, end early and at different times."""
+    """Return a policy whose rollouts, or the turns of its episodes, end at different times."""
     return tiny_policy(eos_token_id=ENDINGS)
 
 
@@ -83,7 +83,7 @@ def quiet_run(_small_base, tmp_path_factory):
 
 
 def parity(task, text):
-    """Return a reward that such a model earns at times, so that both policies have a gradient.
+    """Return a reward that the small model earns at times, so that both policies have a gradient.
 
     The more odd digits a response has, the likelier it earns 1.
     """

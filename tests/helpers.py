@@ -177,7 +177,8 @@ def same_run(a, b):
 
 
 def refused_with(kind, match, call, *args, **options) -> str:
-    """Assert that `call` raises an exception of this kind whose message is one line; return it."""
+    """Assert that `call` raises an exception of this kind with a message of one line, and return
+    the message."""
     with pytest.raises(kind, match=match) as error:
         call(*args, **options)
     assert "\n" not in str(error.value)

@@ -106,7 +106,7 @@ def test_splits_have_every_goal_larger_homes_held_out_and_nothing_in_common():
     assert largest == {"base": 5, "validation": 6, "tuning": 6}
     held_out = [h.key_of(task) for split in ("validation", "tuning") for task in splits[split]]
     assert len(set(held_out)) == 60
-    # over six turns a warm start shows every base home with every goal
+    # over six turns, a warm start shows every base home with every goal
     shown = {h.key_of(task) for turn in range(6) for task in a.with_goals(h.base(), turn)}
     assert shown.isdisjoint(held_out) and len(shown) == 180
 
@@ -200,7 +200,7 @@ def test_attempts_that_take_turns_see_their_own_games(world):
     for n in range(max(map(len, expected))):
         for (task, turns), state, observed in zip(attempts, states, observations):
             observed += [world.respond(task, state, turn) for turn in turns[n:n + 1]]
-        a.moment.cache_clear()  # moments that were forgotten are played again
+        a.moment.cache_clear()  # whatever the cache has forgotten is played again
     assert observations == expected
 
 

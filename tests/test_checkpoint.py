@@ -88,8 +88,8 @@ def test_a_signal_loses_nothing(quiet_run, tmp_path, small_ladder, number, name,
 
 def test_a_kill_loses_only_what_came_after_an_old_checkpoint(quiet_run, tmp_path, small_ladder,
                                                             monkeypatch):
-    """Otherwise a kill in an epoch of a 7B run would cost a quarter of an hour, or the result of a
-    run would depend on how often it was saved."""
+    """Otherwise a kill in the middle of an epoch of a 7B run would cost a quarter of an hour, or
+    the result of a run would depend on how often it was saved."""
     monkeypatch.setattr(checkpoint, "OLD", 0)
     real = genenv.update_environment
     monkeypatch.setattr(genenv, "update_environment", lambda *args: os.kill(os.getpid(), 9))

@@ -98,7 +98,8 @@ def test_the_unit_of_p_hat_is_the_one_that_was_asked_for():
 
 
 def test_a_line_that_is_no_json_object_is_named(tmp_path):
-    """Otherwise it would end a resumed run, or one that reads a file of tasks, in a traceback."""
+    """Otherwise such a line would end a resumed run, or one that reads a file of tasks, in a
+    traceback."""
     path = tmp_path / "f.jsonl"
     for line in (b"[1]", b'"text"', b"1", b"null", b"{", b"\xff", b"[" * 10 ** 5):
         path.write_bytes(b'{"a": 1}\n\n' + line)
@@ -108,7 +109,7 @@ def test_a_line_that_is_no_json_object_is_named(tmp_path):
 def test_sample_mixes_base_and_kept_tasks_in_their_share(tmp_path):
     """Otherwise earlier curricula would be forgotten, or base tasks never attempted again."""
     pool = TrainPool(tmp_path / "t", base())
-    assert all(t.origin == "base" for t in pool.sample(20, 0.0, seeded()))  # no tasks are kept yet
+    assert all(t.origin == "base" for t in pool.sample(20, 0.0, seeded()))  # no task is stored yet
     for i in range(8):
         pool.add(written(i), [trace()], 0.5, 1)
     picked = pool.sample(4000, 0.3, seeded())

@@ -31,7 +31,7 @@ ROLLOUTS = rollouts_of(random_groups(UNEVEN_GROUPS))
 
 @pytest.fixture(scope="module")
 def shared():
-    """Return one live policy for the tests that change nothing."""
+    """Return one policy with non-zero adapters, for the tests that change nothing."""
     return tiny_policy()
 
 
@@ -506,8 +506,8 @@ def test_more_tokens_than_a_model_reads_are_refused(folder):
 
 
 def test_a_block_that_computes_something_else_in_train_mode_is_refused(folder, monkeypatch):
-    """Otherwise its gradient on a GPU, where these tests do not run, would be that of another
-    model."""
+    """Otherwise the gradient of such a model on a GPU, where these tests do not run, would be that
+    of another model."""
     block = sys.modules[type(tiny_lm()).__module__].Qwen2DecoderLayer
     forward = block.forward
 

@@ -1,4 +1,4 @@
-"""The pages of runs: hostile text stays text, and figures count only what was measured, and once.
+"""The pages of runs: hostile text stays text, and figures show only what was measured.
 
     python -m pytest -q tests/test_report.py
 """

@@ -17,7 +17,7 @@ from eval.common import brief, load_records, read_rows
 from errors import exit_code, one_line
 from support.options import Parser
 
-# the share of verdicts that must agree, by kind; in all other kinds every verdict must
+# the share of verdicts that must agree, by kind; of every other kind, all must agree
 REQUIRED = {"damo_exec": 0.99, "multi_turn": 0.99}
 # these cannot be decided here: whole games, dialogues with a search and a judge, and rates of whole
 # submissions, most of whose plans are not among the rows
