@@ -126,6 +126,7 @@ class Chat:
         return rendered.partition(mark)[2]
 
     def _render(self, messages) -> str:
+        """Return chat messages as the template writes them, with the assistant's next header."""
         options = self.chat_template_kwargs
         with one_line("the model's chat template"):  # a template is a program and may fail
             template = fix_date(self.tokenizer.get_chat_template(), options.get("date"))

@@ -78,7 +78,7 @@ def packed_length(group) -> int:
 
 
 def by_prompt(texts) -> tuple:
-    """Group texts by their prompts: Rollouts -> (Rollouts, order), where the kth was at order[k].
+    """Group texts by their prompts: Rollouts -> (Rollouts, order); the k-th was texts[order[k]].
 
     Texts that share a prompt of at least LONG tokens form a group, so the prompt is encoded once.
     Every other text is a separate group. Groups keep the order of their first texts.

@@ -6,8 +6,8 @@ Usage: `save_merged("Qwen/Qwen2.5-7B-Instruct", "runs/000-genenv/adapters/agent"
 warm start ends with such a call.
 
 Deviations: transformers 5 saves config.json and tokenizer_config.json in a form that version 4
-misreads: version 4 then assumes a rope_theta of 10,000, and refuses the tokenizer. Servers and
-converters still use it, so everything but the weights is copied from the base.
+misreads: it would assume a rope_theta of 10,000, and refuse the tokenizer. Servers and converters
+still use version 4, so everything but the weights is copied from the base.
 """
 import shutil
 from pathlib import Path

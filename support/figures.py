@@ -4,9 +4,9 @@ Paper: its Figures 4-8, drawn from a run's metrics.jsonl: success on generated t
 band, validation, task and response length, solved and unsolved tasks. Added: mixed groups, entropy,
 KL, the agent's own reward, and what the simulator learns from.
 
-Usage: report.py calls `of_one_run`, scripts/compare.py calls `of_runs`. Both get a list of
-{"panel": a Panel, "image": a PNG as a data URI}. A metric is a number in an epoch's record, a
-figure is a plot. Every vertical axis includes 0.
+Usage: report.py calls `of_one_run`, and scripts/compare.py calls `of_runs`. Both get a list of
+{"panel": a Panel, "image": a PNG as a data URI}. Here a metric is a number in an epoch's record,
+and a figure is a plot. Every vertical axis includes 0.
 
 Deviations: what an epoch did not measure is not drawn. Names in a legend come from the user
 (folders, options, functions): they are wrapped, never cut, and never rendered as mathematics.
@@ -27,7 +27,7 @@ class Panel(NamedTuple):
     """Describe one figure of curves."""
     title: str
     unit: str      # of the vertical axis, or the field of a record that names it
-    metrics: dict  # {key of a record: its legend}; the first one compares settings
+    metrics: dict  # {key of a record: its legend}; a comparison of settings draws the first one
     caption: str
 
 
@@ -85,7 +85,8 @@ def of_one_run(metrics, k_min: float) -> list:
 def of_runs(runs: dict, band=()) -> list:
     """Return a figure for each panel that has something to show.
 
-    runs: {setting: [records of each seed's run]}; band: of a single run, as in `curves`.
+    runs: {setting: [records of each seed's run]}; band: the alpha band of a single run, in the form
+    that `curves` takes.
     """
     metrics = next(iter(runs.values()))[0]
     figures = []
@@ -99,7 +100,8 @@ def of_runs(runs: dict, band=()) -> list:
 
 
 def lines_of(panel, runs: dict) -> dict:
-    """Return {legend: lines of points}: all metrics of one setting, or the first one of several."""
+    """Return {legend: lines of points} of a panel: all of its metrics if there is one setting, or
+    the first metric of several settings."""
     if len(runs) == 1:
         [records] = runs.values()
         return {legend: points(records, key) for key, legend in panel.metrics.items()}
@@ -128,7 +130,7 @@ def was_measured(m, key) -> bool:
 
 
 def curves(lines: dict, unit: str, band=()):
-    """Draw {name: lines of points}. A name has the same colour in every figure.
+    """Draw {name: lines of points}. A setting has the same colour in every figure.
 
     band: (epochs, its lower edge, its upper edge).
     """

@@ -1,6 +1,7 @@
 """Format what a run prints: a banner, one line per epoch, the time left, the closing words.
 
-Usage: support/run.py prints these texts, which are made from records of metrics.jsonl or options.
+Usage: support/run.py prints these texts, which are made from a run's options and the records of its
+metrics.jsonl.
 
 Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success" always names its
 tasks: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
@@ -43,10 +44,10 @@ def banner(o, folder, threads: int) -> str:
 
 
 def line(r: dict, before=()) -> str:
-    """Return an epoch's line, shorter than 80 characters, with its warnings below, wrapped.
+    """Return the line of an epoch, shorter than 80 characters, and its warnings below it, wrapped.
 
-    A warning appears by name only if the previous epoch had it too. before: a list of the previous
-    record, if any.
+    Of a warning that the previous epoch had too, only the name appears. before: a list that holds
+    the previous record, if there is one.
     """
     cells = []
     for key, width, form in COLUMNS:
@@ -62,8 +63,10 @@ def line(r: dict, before=()) -> str:
 
 
 def wrapped(beginning: str, text: str) -> str:
-    """Return a text in lines of at most 80 characters. The first has this beginning, the others are
-    indented as far; options and paths stay whole."""
+    """Return a text in lines of at most 80 characters, in which options and paths stay whole.
+
+    The first line starts with `beginning`; the others are indented to match.
+    """
     return textwrap.fill(text, 80, initial_indent=beginning,
                          subsequent_indent=" " * len(beginning), break_on_hyphens=False,
                          break_long_words=False)
@@ -72,10 +75,10 @@ def wrapped(beginning: str, text: str) -> str:
 def progress(run) -> str:
     """Return the label of an epoch's progress bar, with the time that the run will still take.
 
-    The time is known after two epochs since the run was started or resumed.
+    The time is known once three epochs have ended since the run was started or resumed.
     """
     label = f"epoch {run.state.epoch} of {run.o.epochs}"
-    n = len(run.ends) - 1  # epochs, validation included, between the first end and the last
+    n = len(run.ends) - 1  # epochs, with validation, between the first end and the last
     epochs_left = run.o.epochs + 1 - run.state.epoch
     if n < 2 or not epochs_left:
         return label
@@ -84,7 +87,7 @@ def progress(run) -> str:
 
 
 def closing_words(run) -> str:
-    """Return the last lines of a run: its main figures, at the start and at the end, and what to do
+    """Return the last lines of a run: its main figures at the start and at the end, and what to do
     next."""
     lines = [""]
     for name, value in facts(run.history).items():

@@ -38,6 +38,7 @@ def run(out, model, epochs, *more):
 
 
 def resume(out, *more):
+    """Resume a run in this process; return its exit code."""
     return genenv.main(["--resume", "--out", str(out), *more])
 
 
