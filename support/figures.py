@@ -151,7 +151,7 @@ def curves(lines: dict, unit: str, band=()):
         for line in runs:
             [legend[label]] = axis.plot(*zip(*line), color=f"C{index}", lw=width, marker=".")
     if band:
-        legend["the band alpha ± k_min"] = axis.fill_between(*band, alpha=0.15, lw=0)
+        legend["the band alpha ± k_min"] = axis.fill_between(*band, alpha=0.15)
     axis.grid(alpha=0.25)
     figure.legend(legend.values(), legend.keys(), loc="outside upper left", frameon=False)
     return figure

@@ -148,7 +148,7 @@ def changed_options(o) -> list:
 
 def ancestry(records) -> list:
     """Return rows for a task of the newest epoch, below those of its seed task, of the seed task of
-    that, and so on, back to a base task: the longest such chain.
+    that, and so on, back to a base task: the longest such chain, [] if there is none.
 
     records: those of train.jsonl, in which a task comes after its seed task.
     """
@@ -160,11 +160,11 @@ def ancestry(records) -> list:
         if seed_rows or task["origin"] == "base":
             row = [task["epoch"], f"p_hat {as_text(r['p_hat'], '.3f')}", task["text"]]
             chains.setdefault(task["id"], [*seed_rows, row])
-    return max(chains.values(), key=lambda rows: (rows[-1][0], len(rows)), default=[])
+    chain = max(chains.values(), key=lambda rows: (rows[-1][0], len(rows)), default=[])
+    return chain if len(chain) > 1 else []
 
 
 def samples_by_epoch(metrics, samples) -> dict:
-    """Return {epoch: its samples} of the first, middle and last epoch."""
-    last = metrics[-1]["epoch"]
-    epochs = sorted({0, (last + 1) // 2, last})
+    """Return {epoch: its samples} of the first and last epoch."""
+    epochs = sorted({0, metrics[-1]["epoch"]})
     return {epoch: [r for r in samples if r["epoch"] == epoch] for epoch in epochs}
