@@ -124,7 +124,7 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
 def a_head_each(query, *shared):
     """Return keys and values; in fp32 on a GPU, repeat them for each query head.
 
-    There, only the unfused kernel lets query heads share keys, and it would hold all scores
+    In that case, only the unfused kernel lets query heads share keys, and it would hold all scores
     (B, heads, P, P) at once.
     """
     if query.dtype == torch.float32 and query.device.type == "cuda":
@@ -161,7 +161,7 @@ def eager_in_fp32(layer, query, key, value, mask, **options):
     """Compute the plain attention of a model's family with scores in fp32, as `group_attention`
     does.
 
-    bf16 would round them. Those of Qwen2.5-1.5B are so large that its log-probs would shift by 0.5
+    bf16 would round the scores. Qwen2.5-1.5B's are so large that its log-probs would shift by 0.5
     nats.
     """
     eager = sys.modules[type(layer).__module__].eager_attention_forward

@@ -2,7 +2,7 @@
 
 Paper: its Figures 4-8, drawn from a run's metrics.jsonl: success on generated tasks with the alpha
 band, validation, task and response length, solved and unsolved tasks. Added: mixed groups, entropy,
-KL, the agent's own reward, and what the simulator learns from.
+KL, the agent's reward, and what the simulator learns from.
 
 Usage: report.py calls `of_one_run`, and scripts/compare.py calls `of_runs`. Both get a list of
 {"panel": a Panel, "image": a PNG as a data URI}. Here a metric is a number in an epoch's record,

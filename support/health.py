@@ -37,8 +37,8 @@ def counted(counts: dict) -> str:
 def collapse(r, history, o) -> str:
     """Warn if the simulator writes few different tasks, or uses fewer skills than in epoch 1."""
     if invalid(r, history, o) or o.variant == "static":
-        # There are too few tasks to judge. The variant static writes only in epoch 0, and more
-        # tasks than that epoch tries.
+        # There are too few tasks to judge, or the variant is static, which writes in epoch 0 only,
+        # and more tasks than that epoch tries.
         return ""
     few_tasks = r["distinct_tasks"] < 0.2 * (r["written"] - refused(r))
     first = history[1] if len(history) > 1 else r

@@ -68,7 +68,7 @@ def test_rows_follow_from_the_prompts_real_length():
     def prompts(*lengths):
         return memory.prompts_at_once(lm, lengths, o.G, o.max_response_tokens, free)
 
-    # the 288 rows of the preset, in batches of 36 prompts of 8 rollouts each
+    # the 288 rows of the preset are 36 prompts with 8 rollouts each
     assert prompts(*[1024] * 36) == 36
     many = prompts(*[4096] * 36)
     assert 16 < many < 36

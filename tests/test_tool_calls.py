@@ -222,11 +222,11 @@ SCORES = [
     (TWO, said(HALL, LOCK, LOCK), WRONG),                       # so is a superset
     (TWICE, said(HALL), WRONG),                                 # multiplicity counts
     (TWO, said(light(level=5.0), LOCK), RIGHT),                 # 5.0 is the integer 5
-    (TWO, said(call("set_light", level=5, room="hall"), LOCK), RIGHT),  # any order of names
+    (TWO, said(call("set_light", level=5, room="hall"), LOCK), RIGHT),  # arguments in any order
     (TWO, said(light(colour="white"), LOCK), RIGHT),            # the default spelt out
     (TWO, said(light(colour="White"), LOCK), WRONG),            # strings must match exactly
     (TWO, said(call("sing")), NOTHING),                         # an undeclared function
-    (TWO, said(HALL, {**LOCK, "id": 1}), NOTHING),              # a third member
+    (TWO, said(HALL, {**LOCK, "id": 1}), NOTHING),              # a call with an extra field
     (TWO, said(HALL, LOCK)[:-13], NOTHING),                     # the last tag is not closed
     (NONE, "none", RIGHT), (NONE, said(HALL), WRONG), (NONE, "None of them.", NOTHING),
     (NONE, "none of them", NOTHING),                            # `none` must be the whole answer
@@ -303,7 +303,7 @@ def test_questions_that_differ_by_one_symbol_are_two_tasks(one, other, world):
 
 
 def test_nothing_to_call_is_an_answer_where_a_task_has_it(tmp_path):
-    """Otherwise `none` would earn a reward although no prompt mentions it, or would earn nothing
+    """Otherwise `none` would be a valid answer although no prompt mentions it, or an invalid one
     although the prompt does."""
     others = [record(f"Hall light on level {n}, please.", light(level=n)) for n in range(8)]
     declined = record("Sing a song, please.", calls=[])
