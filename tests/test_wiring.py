@@ -381,7 +381,8 @@ def test_schedules_see_how_the_run_goes(monkeypatch):
     assert context_of(0) == 0.35
     untried = 0.5, 0.0, 0.0, 0.0, None
     assert context_of(1) == curriculum.Context(1, EPOCHS, 0.35, 0.65, 0.1, 0, *untried)
-    assert context_of(3) == curriculum.Context(3, EPOCHS, 0.35, 0.65, 0.6, 0, 0.3, 0.4, 0.5, 0.7, 0.2)
+    assert context_of(3) == curriculum.Context(
+        3, EPOCHS, 0.35, 0.65, 0.6, 0, 0.3, 0.4, 0.5, 0.7, 0.2)
 
 
 def test_what_an_epoch_did_not_measure_is_null(model, tmp_path, monkeypatch):
