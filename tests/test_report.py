@@ -104,7 +104,6 @@ def test_a_group_is_mixed_if_its_rewards_differ():
     assert (figures["success_rate"], figures["mixed_share"]) == (1, 0.5)
 
 
-
 def test_nothing_reaches_the_terminal_but_visible_characters_and_newlines():
     """Otherwise a printed text could set a window's title, clear the screen or run backwards."""
     hostile = "Grüße 你好\n\x1b]0;owned\x07\x9b2J\u202e\u200b\t\r\ud800"
@@ -124,8 +123,8 @@ def test_what_an_epoch_did_not_measure_is_not_drawn():
 
 
 def test_a_chain_leads_from_a_base_task_to_the_newest_task():
-    """Otherwise the report would show tasks that do not stem from each other, or never end: a
-    simulator may write a base task again, as a variation of its own variation."""
+    """Otherwise the report would show tasks that do not stem from each other, or an endless chain:
+    a simulator may write a base task again, as a variation of its own variation."""
     base, a, b, c, lost = map(task_id, ("base", "a", "b", "c", "lost"))
     links = [("base", ""), ("a", base, 1), ("b", a, 1), ("old", b, 1), ("base", b, 2),
              ("c", lost, 2), ("d", c, 2), ("e", base, 2), ("new", b, 2), ("new", base, 2)]
