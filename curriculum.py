@@ -46,15 +46,16 @@ class Context:
     alpha_end: float    # --alpha-end, where it ends
     previous: float     # alpha of the previous epoch; in epoch 1 this is --alpha
     new_tasks: int      # how many new tasks the previous epoch had
-    # The next four were measured on the new tasks of the latest epoch that had any. Until there is
-    # one, they are 0.5, 0, zeros and None.
-    success: float      # success rate of the agent
-    mixed_share: float  # share of tasks whose attempts differ in reward: GRPO learns only from them
-    solved: float       # share of tasks solved in each of their G attempts
-    unsolved: float     # share of tasks solved in none
-    # mixed_share / (1 - s^G - (1 - s)^G) with s = success: about 1 if all tasks are equally hard,
-    # less if some are too easy and others too hard; None if s is 0 or 1
-    mixed_of_possible: float | None
+    # The next five were measured on the new tasks of the latest epoch that had any. Until there is
+    # one, they have these values.
+    success_rate: float = 0.5  # of the agent
+    # share of tasks whose attempts differ in reward: GRPO learns only from them
+    mixed_share: float = 0.0
+    solved: float = 0.0        # share of tasks solved in each of their G attempts
+    unsolved: float = 0.0      # share of tasks solved in none
+    # mixed_share / (1 - s^G - (1 - s)^G) with s = success_rate: about 1 if all tasks are equally
+    # hard, less if some are too easy and others too hard; None if s is 0 or 1
+    mixed_of_possible: float | None = None
 
     @property
     def progress(self) -> float:
@@ -150,7 +151,7 @@ def alpha_adaptive(c):
 
     If success is 0.1 above alpha, the target is 0.1 below alpha, which asks for harder tasks.
     """
-    return min(0.95, max(0.05, c.alpha + (c.alpha - c.success)))
+    return min(0.95, max(0.05, c.alpha + (c.alpha - c.success_rate)))
 
 
 def alpha_integral(c):
@@ -162,8 +163,8 @@ def alpha_integral(c):
     # Tasks written at this alpha are attempted in the next epoch, when the agent is better. So
     # begin by asking for harder ones.
     start = c.previous if c.epoch > 1 else c.alpha / 2
-    # without new tasks `success` is an old value, whose error has been added already
-    error = c.alpha - c.success if c.new_tasks else 0
+    # without new tasks `success_rate` is an old value, whose error has been added already
+    error = c.alpha - c.success_rate if c.new_tasks else 0
     return min(0.95, max(0.05, start + 0.3 * error))
 
 

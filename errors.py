@@ -7,6 +7,7 @@ wrong and what to do, and ends with exit code 2.
 import difflib
 import os
 import sys
+import threading
 import traceback
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -78,13 +79,19 @@ def exit_code(command) -> int:
 # ---------------------------------------------------------------------------------------------
 # guards around what users write themselves: functions in curriculum.py, files in worlds/
 
+PATIENCE = 2  # in seconds; a call that takes longer is reported
+
 
 @contextmanager
 def users_code(file, otherwise=""):
     """Turn any exception of a user's code into a UserError that names its place in the file.
 
-    otherwise: the place if no line of the file raised it, as when a function takes other arguments.
+    If the code takes a long time, a line on stderr names the file. otherwise: the place if no line
+    of the file raised the exception, as when a function takes other arguments.
     """
+    timer = threading.Timer(PATIENCE, print, [f"trying {file} ..."], {"file": sys.stderr})
+    timer.daemon = True
+    timer.start()
     try:
         yield
     except UserError:
@@ -95,6 +102,8 @@ def users_code(file, otherwise=""):
             if frame.filename == file:  # the innermost one counts
                 place = f"{file}, line {frame.lineno} in {frame.name}"
         raise UserError(f"{place}: {type(error).__name__}: {first_line(error):.300}") from error
+    finally:
+        timer.cancel()
 
 
 def wrong_value(function, rule: str, value, arguments) -> UserError:

@@ -72,10 +72,9 @@ def parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out)
     # Two prompts will contain the task: the agent's, and the simulator's when this is its seed
     # task. Neither may exceed --max-prompt-tokens. The 0.5 is a placeholder for the task's p_hat.
     prompts = world.agent_prompt(task), world.env_prompt(task, 0.5)
-    for policy in policies:
-        longest = max(len(policy.encode(prompt)) for prompt in prompts)
-        if longest > o.max_prompt_tokens:
-            raise InvalidTask("prompt too long")
+    lengths = [len(policy.encode(prompt)) for policy in policies for prompt in prompts]
+    if max(lengths) > o.max_prompt_tokens:
+        raise InvalidTask("prompt too long")
     return task
 
 
@@ -138,8 +137,8 @@ def try_tasks(world, o, policy, tasks, G, temperature, generator) -> list[Trial]
 def trace_of(world, task, rollout, text) -> Trace:
     """Score one attempt and return its Trace."""
     reward, valid, graded = attempt_score(world, task, rollout, text)  # Eq. 1: r
-    truncated = bool(rollout.limit)
-    return Trace(transcript(rollout, text), reward, valid, truncated, rollout.tokens, graded)
+    return Trace(transcript(rollout, text), reward, valid, bool(rollout.limit), rollout.tokens,
+                 graded)
 
 
 def play(world, o, policy, adapter, tasks, G, temperature, generator):

@@ -26,6 +26,7 @@ import json
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 
 import torch
 from torch.nn.utils.rnn import pad_sequence
@@ -159,9 +160,8 @@ class Policy(Chat):
                 self.model.set_adapter(adapter)
             # PEFT freezes the inactive adapters. Without the following lines, a switch between a
             # forward pass and its backward pass would silently lose the gradient.
-            for params in self.params.values():
-                for p in params:
-                    p.requires_grad_(True)
+            for p in chain(*self.params.values()):
+                p.requires_grad_(True)
         self.active = adapter
 
     @contextmanager
@@ -346,7 +346,7 @@ class Policy(Chat):
                 # a row is (response, logps, limit, drawn), which are Rollout's last four fields
                 for place, row in zip(places, rows):
                     group = place // G
-                    out[place] = Rollout(group, list(prompts[group]), *row)
+                    out[place] = Rollout(group, prompts[group], *row)
         return out
 
 

@@ -118,7 +118,7 @@ def mismatch(r, history, o) -> str:
 
 def not_finite(r, history, o) -> str:
     """Warn if a loss or a gradient was NaN or infinite."""
-    agent, simulator = r["skipped_steps"] or 0, r["env_skipped_steps"] or 0
+    agent, simulator = r["skipped_steps"], r["env_skipped_steps"] or 0
     if not agent and not simulator:
         return ""
     return (f"{agent} steps of the agent and {simulator} of the simulator were skipped because "

@@ -143,8 +143,7 @@ def agent_figures(run) -> dict:
                 "mismatch"):
         figures[key] = mean(stats[key] for stats in state.agent)
     # how many steps were skipped because a loss or a gradient was not finite
-    skipped = [stats["skipped_steps"] for stats in state.agent]
-    figures["skipped_steps"] = sum(skipped) if skipped else None
+    figures["skipped_steps"] = sum(stats["skipped_steps"] for stats in state.agent)
     return figures
 
 
@@ -198,8 +197,8 @@ def samples(run, n=8) -> list:
         task, seed_task = trial.task, tasks.get(trial.task.seed_task, NO_SEED)
         traces = sorted(trial.traces, key=lambda e: e.reward)
         records.append({
-            "epoch": run.state.epoch, "task": task.text, "origin": task.origin,
-            "p_hat": trial.p_hat, "seed_task": seed_task.text,
+            "epoch": run.state.epoch, "written_in": task.epoch, "task": task.text,
+            "origin": task.origin, "p_hat": trial.p_hat, "seed_task": seed_task.text,
             "expected": run.world.gold(task),
             "traces": [{"text": e.text, "reward": e.reward} for e in (traces[-1], traces[0])]})
     return records + run.state.refused

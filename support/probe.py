@@ -54,6 +54,6 @@ def try_schedule(schedule, o):
         for epoch in range(1, min(o.epochs, MOST_TRIED) + 1):
             context = curriculum.Context(
                 epoch=epoch, epochs=o.epochs, alpha=o.alpha, alpha_end=o.alpha_end, previous=alpha,
-                new_tasks=count, success=success, mixed_share=mixed or 0.0, solved=0.0,
-                unsolved=0.0, mixed_of_possible=mixed)
+                new_tasks=count, success_rate=success, mixed_share=mixed or 0.0,
+                mixed_of_possible=mixed)
             alpha = checked(schedule, schedule(context), 1e-9, 1 - 1e-9)

@@ -24,6 +24,9 @@ from support.origin import code_versions, origin
 from worlds import World, held_out_keys, open_policy
 from worlds.probe import check_texts_survive, open_world
 
+# fields of an epoch's record that a schedule may use, see curriculum.Context
+SEEN_BY_SCHEDULES = "success_rate", "mixed_share", "solved", "unsolved", "mixed_of_possible"
+
 
 @dataclass
 class EpochState:
@@ -157,20 +160,15 @@ def alpha_of(run) -> float:
     o, epoch = run.o, run.state.epoch
     if epoch == 0:
         return o.alpha
-    # assume these figures until an epoch has tasks
-    last = {"success_rate": 0.5, "mixed_share": 0.0, "solved": 0.0, "unsolved": 0.0,
-            "mixed_of_possible": None}
     # an epoch without new tasks does not measure the agent: use the last epoch that had some
+    measured = {}
     for record in run.history:
         if record["distinct_tasks"]:
-            last = record
+            measured = {key: record[key] for key in SEEN_BY_SCHEDULES}
     previous = run.history[-1]
     context = curriculum.Context(
         epoch=epoch, epochs=o.epochs, alpha=o.alpha, alpha_end=o.alpha_end,
-        previous=previous["alpha"], new_tasks=previous["distinct_tasks"],
-        success=last["success_rate"], mixed_share=last["mixed_share"],
-        solved=last["solved"], unsolved=last["unsolved"],
-        mixed_of_possible=last["mixed_of_possible"])
+        previous=previous["alpha"], new_tasks=previous["distinct_tasks"], **measured)
     return curriculum.next_alpha(o.alpha_schedule, context)
 
 
@@ -192,8 +190,7 @@ def end_epoch(run, env_stats, alpha):
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
-    previous = run.history[-2:-1]  # a list of the previous record, if any
-    print(screen.line(record, previous), flush=True)
+    print(screen.line(record, run.history[-2:-1]), flush=True)  # with the record before, if any
     run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
     checkpoint.save(run)
     run.ends.append(time.perf_counter())

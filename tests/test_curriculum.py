@@ -17,10 +17,10 @@ from support.options import Options
 from support.probe import try_functions
 
 
-def context(epoch=1, epochs=10, success=0.5, alpha=0.7, alpha_end=0.3, previous=0.7, new_tasks=9,
+def context(epoch=1, epochs=10, success_rate=0.5, alpha=0.7, alpha_end=0.3, previous=0.7, new_tasks=9,
             solved=0.0, unsolved=0.0):
     """Return a Context with defaults."""
-    return Context(epoch, epochs, alpha, alpha_end, previous, new_tasks, success, 0.0, solved,
+    return Context(epoch, epochs, alpha, alpha_end, previous, new_tasks, success_rate, 0.0, solved,
                    unsolved, None)
 
 
@@ -65,7 +65,7 @@ def test_shapes_of_the_schedules():
 def test_steering_schedules_answer_success():
     """Otherwise a schedule would stop half-way to its target, like one that looks only at the last
     miss."""
-    assert next_alpha("adaptive", context(success=0.9, alpha=0.5)) == pytest.approx(0.1)
+    assert next_alpha("adaptive", context(success_rate=0.9, alpha=0.5)) == pytest.approx(0.1)
     assert next_alpha("integral", context(alpha=0.5)) == 0.25  # it starts low
     alpha, success = 0.5, 0.5
     for epoch in range(1, 40):
@@ -89,7 +89,7 @@ def test_steering_schedules_rest_while_there_are_no_new_tasks():
     """Otherwise the same old error would be added in every epoch in which the simulator writes no
     task."""
     for name in ("integral", "balanced"):
-        resting = context(epoch=3, success=1.0, previous=0.3, solved=1.0, new_tasks=0)
+        resting = context(epoch=3, success_rate=1.0, previous=0.3, solved=1.0, new_tasks=0)
         assert next_alpha(name, resting) == 0.3
 
 

@@ -379,8 +379,7 @@ def test_schedules_see_how_the_run_goes(monkeypatch):
             o=Options(**OPTIONS), history=history[:epoch], state=EpochState(epoch)))
 
     assert context_of(0) == 0.35
-    untried = 0.5, 0.0, 0.0, 0.0, None
-    assert context_of(1) == curriculum.Context(1, EPOCHS, 0.35, 0.65, 0.1, 0, *untried)
+    assert context_of(1) == curriculum.Context(1, EPOCHS, 0.35, 0.65, 0.1, 0)
     assert context_of(3) == curriculum.Context(
         3, EPOCHS, 0.35, 0.65, 0.6, 0, 0.3, 0.4, 0.5, 0.7, 0.2)
 
@@ -392,7 +391,7 @@ def test_what_an_epoch_did_not_measure_is_null(model, tmp_path, monkeypatch):
     options = "--preset", "tiny", "--threads", "1", "--model", model, "--out", str(tmp_path / "r")
     assert genenv.main(options) == 0
     untrained, *trained = read_jsonl(tmp_path / "r" / "metrics.jsonl")
-    assert untrained["skipped_steps"] is untrained["env_steps"] is untrained["kl"] is None
+    assert untrained["env_steps"] is untrained["kl"] is None
     for figures in trained:
         unknown = {key for key, value in figures.items() if value is None}
         assert unknown == {"kl", "clip_fraction", "grad_norm", "mismatch", "env_kl_step",
