@@ -91,11 +91,14 @@ def settings_of(runs) -> list:
     for run in runs:
         pairs = report.changed_options(run.o)
         texts = {f"{name} {value}" for name, value in pairs if name not in NO_SETTING}
+        edits = []
         for name, digest in run.o.code.items():
             numbers = versions.setdefault(name, {})
             number = numbers.setdefault(digest, len(numbers) + 1)
             if number > 1:
-                texts.add(f"{name} edited (version {number})")
+                edits.append(f"{name} v{number}")
+        if edits:
+            texts.add(f"edited: {', '.join(edits)}")
         settings.append(texts)
     common = set.intersection(*settings)
     return [", ".join(sorted(texts - common)) or "defaults" for texts in settings]

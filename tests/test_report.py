@@ -147,7 +147,7 @@ def test_runs_are_compared_on_one_page(tmp_path):
         assert genenv.main([*command, "--out", str(other / file)]) == code
     page = (other / "compare.html").read_text()
     assert "-0.167" in page
-    assert "reward_bell edited (version 2)" in page and "other held-out tasks" in page
+    assert "edited: reward_bell v2" in page and "other held-out tasks" in page
 
 
 def test_settings_are_compared_by_the_seeds_that_they_share():
