@@ -106,8 +106,8 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     largest KL, in nats per token, by which the update may move the simulator.
 
     The statistics are env_kl (to the initial simulator, before this update) and env_kl_step (how
-    far this update moved), both in nats per token; env_steps (how many were taken); env_capped (1 if
-    the cap ended the update, else 0); env_skipped_steps (those that were not finite);
+    far this update moved), both in nats per token; env_steps (how many were taken); env_capped (1
+    if the cap ended the update, else 0); env_skipped_steps (those that were not finite);
     env_weight_ratio (largest weight over smallest); env_imitated (indices into fresh + old of the
     records that the steps used). What was not measured is None.
     """

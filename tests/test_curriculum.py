@@ -17,8 +17,8 @@ from support.options import Options
 from support.probe import try_functions
 
 
-def context(epoch=1, epochs=10, success_rate=0.5, alpha=0.7, alpha_end=0.3, previous=0.7, new_tasks=9,
-            solved=0.0, unsolved=0.0):
+def context(epoch=1, epochs=10, success_rate=0.5, alpha=0.7, alpha_end=0.3, previous=0.7,
+            new_tasks=9, solved=0.0, unsolved=0.0):
     """Return a Context with defaults."""
     return Context(epoch, epochs, alpha, alpha_end, previous, new_tasks, success_rate, 0.0, solved,
                    unsolved, None)
