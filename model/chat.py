@@ -34,10 +34,9 @@ class Chat:
                             "set eos_token in its tokenizer")
         special = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
         self.control_ids = {*self.eos_ids, *tokenizer.all_special_ids, *special}
-        self._closing = []  # what the template writes after an assistant's turn
+        self.end_of_turn = self.eos_ids[:1]
         if tokenizer.chat_template:
-            self._closing = self._end_of_turn()
-        self.end_of_turn = self._closing or self.eos_ids[:1]
+            self.end_of_turn = self._template_end() or self.end_of_turn
         if self.end_of_turn[-1] not in self.eos_ids:
             self.eos_ids.append(self.end_of_turn[-1])
 
@@ -94,7 +93,8 @@ class Chat:
         if not self.tokenizer.chat_template:
             return self.encode(text)
         # the policy itself draws the tokens that end its turn, so an observation begins after them
-        return self.encode(self._after_turn(text))[len(self._closing):]
+        ids, end = self.encode(self._after_turn(text)), self.end_of_turn
+        return ids[len(end):] if ids[:len(end)] == end else ids
 
     def decode(self, ids) -> str:
         """Return the text of ids, without special tokens."""
@@ -106,7 +106,7 @@ class Chat:
             ids = ids[:-1]
         return not self.control_ids.isdisjoint(ids)
 
-    def _end_of_turn(self) -> list[int]:
+    def _template_end(self) -> list[int]:
         """Return the ids that the template writes after an assistant's turn, up to the first
         control token; [] if there is none before the user's turn."""
         ids = self.encode(self._after_turn("*user*").split("*user*")[0])

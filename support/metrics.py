@@ -197,7 +197,7 @@ def samples(run, n=8) -> list:
         task, seed_task = trial.task, tasks.get(trial.task.seed_task, NO_SEED)
         traces = sorted(trial.traces, key=lambda e: e.reward)
         records.append({
-            "epoch": run.state.epoch, "written_in": task.epoch, "task": task.text,
+            "epoch": run.state.epoch, "task": task.text,
             "origin": task.origin, "p_hat": trial.p_hat, "seed_task": seed_task.text,
             "expected": run.world.gold(task),
             "traces": [{"text": e.text, "reward": e.reward} for e in (traces[-1], traces[0])]})

@@ -46,7 +46,7 @@ def pooled(text, seed_task, epoch=0):
 
 def page_of(folder, text):
     """Return the page of a run with `text` wherever a model or a user can write."""
-    sample = dict(epoch=0, written_in=0, task=text, origin=text, p_hat=0.5, seed_task=text,
+    sample = dict(epoch=0, task=text, origin=text, p_hat=0.5, seed_task=text,
                   expected=text, traces=[dict(text=text, reward=1.0)])
     refused = dict(epoch=0, seed_task=text, refused=text, reason=text)
     entry = record(0, warnings=[{"name": text, "text": text}], validation_by={text: 0.5},
