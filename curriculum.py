@@ -26,7 +26,8 @@ G = 8 and alpha = 0.5, the paper's k_min = 0.1 keeps only tasks solved exactly 4
 keeps those solved 2 to 6 times.
 
 Symbols: p_hat is the success rate in [0, 1], alpha the target success rate in (0, 1), beta the
-sharpness of the bell, k_min half the width of the band that the simulator learns from.
+sharpness of the bell curve in Eq. 3, k_min half the width of the band that the simulator learns
+from.
 """
 import inspect
 import math
@@ -107,7 +108,7 @@ def reward_bell(p_hat, alpha, beta):
 
 def agent_reward_plain(e):
     """Return the reward of Eq. 1; a truncated attempt earns nothing."""
-    # e.reward is already 0 for it: the condition is here as a pattern for your own function
+    # a truncated attempt already has e.reward 0: the condition is a model for your own function
     return 0.0 if e.truncated else e.reward
 
 
@@ -171,8 +172,9 @@ def alpha_integral(c):
 def alpha_balanced(c):
     """Steer towards equal numbers of new tasks that are never solved and that are always solved.
 
-    The success rate itself does not matter. A schedule that moved alpha towards the mean p_hat of
-    the mixed groups instead drifted towards ever easier tasks (EXPERIMENTS.md).
+    The success rate itself does not matter. Another schedule, which moved alpha towards the mean
+    p_hat of the tasks whose attempts differed in reward, drifted towards ever easier tasks
+    (EXPERIMENTS.md).
     """
     # without new tasks the shares are old ones, which have been used already
     step = 0.2 * (c.unsolved - c.solved) if c.new_tasks else 0.0
@@ -201,7 +203,7 @@ def select_seed_tasks(selection, base, recent, n, base_share, alpha, generator):
     selection: the name of a seeds_ function, without its prefix. base: the base tasks. recent: a
     list of (task, p_hat). generator: on the CPU. If there are no recent tasks, or if all weights
     are 0, all n come from base. Raise UserError unless there is one weight per recent task, and
-    each is a number and not negative.
+    each is a non-negative number.
     """
     n_base = n if not recent else int((torch.rand(n, generator=generator) < base_share).sum())
     chosen = [base[i] for i in torch.randint(len(base), (n_base,), generator=generator).tolist()]

@@ -11,12 +11,12 @@ separately.
 Deviations: the token-level loss, the division by the standard deviation and the KL estimator k3
 follow the official configuration (in the authors' repository). Its entropy bonus of 0.001 is off
 here (ENTROPY_BONUS) because the paper does not mention one. By default an update is a single
-optimiser step. Then the ratio is 1 everywhere, nothing is clipped, and the loss is that of
-REINFORCE with advantages normalised within each group, plus the KL term. A group whose rewards are
-all equal gives no signal. It is dropped *before* the forward pass, so neither its KL nor its tokens
-count in the loss. The loss is normalised over the whole optimiser step, so the size of the
-micro-batches affects only memory and time. A step whose loss or gradient is not finite is skipped
-and counted.
+optimiser step, so the ratio of new to old probabilities is 1 everywhere, nothing is clipped, and
+the loss is that of REINFORCE with advantages normalised within each group, plus the KL term. A
+group whose rewards are all equal gives no signal. It is dropped *before* the forward pass, so
+neither its KL nor its tokens count in the loss. The loss is normalised over the whole optimiser
+step, so the size of the micro-batches affects only memory and time. A step whose loss or gradient
+is not finite is skipped and counted.
 
 Shapes: B groups, each a prompt and its G rollouts; N rollouts in a micro-batch, one per row of its
 tensors; R response tokens. rewards (B, G); mask (N, R) bool; logp, old_logp, ref_logp (N, R): the
@@ -35,7 +35,7 @@ SCALE = "std"          # std divides advantages by the group's standard deviatio
 KL_ESTIMATOR = "k3"    # k1, k2 or k3, see token_kl; rwr.py's penalty uses it too, but never k1
 AGGREGATION = "token"  # average the loss over tokens (token) or over responses (sequence)
 ENTROPY_BONUS = 0.0    # weight of the entropy per token; 0.001 in the official configuration
-STD_EPS = 1e-4         # keeps rewards that differ by 1e-6 from becoming advantages of about +-1
+STD_EPS = 1e-4         # without it, rewards only 1e-6 apart would give advantages of about +-1
 GRAD_CLIP = 1.0        # largest norm of a step's gradient, as in the official configuration
 CHECKED_GROUPS = 2     # sampler_mismatch compares sampler and scorer on this many groups
 
@@ -47,8 +47,8 @@ def group_advantages(rewards, scale: str = SCALE):
     are 0 or 1. scale "std" also divides by the group's sample standard deviation (Bessel: G - 1);
     "none" does not. With "std" a rare success on a hard task weighs more: one success in G = 8
     earns 2.47 instead of 0.875. Eq. 5 describes "none". With "std" the squared advantages of every
-    mixed group sum to G - 1. The success rate then decides only how likely a group is to be mixed.
-    G must be at least 2, since a single rollout has no baseline.
+    mixed group (one whose rewards differ) sum to G - 1, so the success rate decides only how likely
+    a group is to be mixed. G must be at least 2, since a single rollout has no baseline.
     """
     advantages = rewards - rewards.mean(dim=1, keepdim=True)  # Eq. 4: r - b
     if scale == "std":
@@ -98,7 +98,7 @@ def surrogate(logp, old_logp, advantages, clip: float = CLIP):
     """
     ratio = (logp - old_logp).exp()  # (N, R), 1 everywhere while pi is still pi_old
     a = advantages[:, None]
-    # take the smaller of the two: then moving a token's ratio beyond the clip gains nothing
+    # take the smaller of the two, so that moving a ratio beyond the clipping range gains nothing
     return -torch.minimum(ratio * a, ratio.clamp(1 - clip, 1 + clip) * a)
 
 
@@ -181,9 +181,9 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
         stats["mismatch"] = sampler_mismatch(policy, rollouts[:CHECKED_GROUPS * G], o)
         # If there is a single step (--mini-batch 0, the default), the policy is still the one that
         # sampled. The step needs no old log-probs: its ratio is 1 and nothing is clipped. If there
-        # are several, all rollouts are scored before the first one. This uses the micro-batches of
-        # training: in bf16 another batch gives slightly different numbers, and the ratio would not
-        # start at 1.
+        # are several steps, all rollouts are scored before the first step, in the same
+        # micro-batches as in training. In bf16 different micro-batches would give slightly
+        # different numbers, and the ratio would not start at 1.
         old = [None] * len(steps)
         if len(steps) > 1:
             old = [response_logps(policy, [rollouts[i] for i in step], o) for step in steps]
@@ -198,7 +198,7 @@ def grpo_update(policy, adapter, optimizer, rollouts, rewards, o, generator=None
     if step_stats:
         for key in step_stats[0]:
             stats[key] = sum(step[key] for step in step_stats) / len(step_stats)
-    # the loop has averaged this one, too, but it is a sum
+    # the loop has averaged trained_tokens, too, but it should be a sum
     stats["trained_tokens"] = sum(step["trained_tokens"] for step in step_stats)
     stats["zero_variance"] = 1 - B / len(mixed)
     return stats
@@ -233,8 +233,8 @@ def score_in_parts(policy, rollouts, o):
 def response_logps(policy, rollouts, o) -> list:
     """Return one tensor of log-probs (R,) per rollout, without gradient.
 
-    A token that was not drawn, such as one in an observation, has log-prob 0. Scoring
-    uses the code of training and, for the same rollouts, the same micro-batches.
+    A token that was not drawn, such as one in an observation, has log-prob 0. Scoring runs
+    the same code as training and, for the same rollouts, uses the same micro-batches.
     """
     out = [None] * len(rollouts)
     with torch.no_grad():
@@ -249,7 +249,7 @@ def sampler_mismatch(policy, rollouts, o) -> float | None:
     sampling stored and those that scoring computes.
 
     Both come from the same policy but from different code, so a large value means that one of them
-    is wrong. Return None if the rollouts were not sampled.
+    is wrong. Return None if the rollouts hold no log-probs from sampling.
     """
     if not rollouts[0].logps:
         return None

@@ -28,15 +28,15 @@ from model.cache import FreezingLayer, GrowingLayer
 from model.memory import PREFILL_TOKENS
 
 SHORT = 3         # seconds: batches that take longer get a progress bar, on a terminal only
-CHECK_EVERY = 16  # on a GPU, finished rollouts are looked for only once in this many tokens
+CHECK_EVERY = 16  # on a GPU, the check for finished rollouts comes once every so many tokens
 
 
 def draw(logits, temperature: float, generator):
     """Sample one token per row: logits (..., V) -> ids (...), log-probs (...).
 
-    Only the temperature shapes the distribution: with top-k or top-p, the loss would score another
-    distribution than the one that was sampled. Temperature 0 is greedy; its log-probs are those at
-    temperature 1.
+    Only the temperature shapes the distribution: with top-k or top-p, the loss would score a
+    different distribution from the one that was sampled. Temperature 0 is greedy; its log-probs are
+    those at temperature 1.
     """
     logits = logits.float()
     if temperature not in (0, 1):
@@ -132,10 +132,10 @@ class Decoder:
     draws tokens from `hidden`, drops finished rollouts with `keep`, and feeds the tokens of the
     others with `step`.
 
-    live (live,): the groups that are still decoded. rollout (live, slots): which of the G rollouts
-    is in each slot. owner (live, K): the owner of each cached key, which is PROMPT, PADDING or one
-    of the G. hidden (B, G, D): the states that predict the first tokens. fed, left: how many steps
-    were made and how many remain.
+    live (live,): the groups that are still being decoded. rollout (live, slots): which of the G
+    rollouts is in each slot. owner (live, K): the owner of each cached key, which is PROMPT,
+    PADDING or one of the G. hidden (B, G, D): the states that predict the first tokens. fed, left:
+    how many steps have been made and how many remain.
     """
     layer_class = GrowingLayer  # holds the keys and values of one layer
 
@@ -259,8 +259,8 @@ class GraphDecoder(Decoder):
     layer_class, stage_left = FreezingLayer, 0
 
     def keep(self, done) -> bool:
-        """Do what Decoder.keep does, but only once in CHECK_EVERY tokens: while the host finds out
-        which rollouts have finished, the GPU is idle."""
+        """Do what Decoder.keep does, but only once every CHECK_EVERY tokens: while the host finds
+        out which rollouts have finished, the GPU is idle."""
         drawn = self.fed + 1  # the last token drawn has not been fed yet
         if self.left and drawn % CHECK_EVERY:
             return True
@@ -296,7 +296,7 @@ class GraphDecoder(Decoder):
         """Allocate every tensor of the coming stage at its full size."""
         # K includes the keys of the coming step, because `step` has already added their owners
         slots, K = self.rollout.shape[1], self.owner.shape[1]
-        # continue until the cache is 1.5 times as long, for at least 32 steps
+        # the stage lasts until the cache is 1.5 times as long, but for at least 32 steps
         self.stage_left = min(self.left, max(32, K // (2 * slots)))
         more = (self.stage_left - 1) * slots  # keys that the steps after the first one add
         self.calls, self.replay = 0, None
@@ -325,12 +325,13 @@ class GraphDecoder(Decoder):
 
 
 def step_mask(config, dtype, rollout, owner):
-    """Return the mask of a decoding step in its final form, so that it is not made in each layer.
+    """Return the mask of a decoding step in its final form, so that no layer has to rebuild it.
 
     rollout (live, slots), owner (live, K) -> (live, 1, rows, K) in `dtype`: 0 where a key is
     visible, else -inf. The memory-efficient kernel adds such a mask without copying it if each row
-    begins at a multiple of 8 numbers. rows: slots, or sharing * slots if slots <= head_dim: then
-    attention.few_queries_attention turns the query heads that share keys into rows.
+    begins at a multiple of 8 numbers. There are `slots` rows, but if slots <= head_dim, there are
+    sharing * slots, because attention.few_queries_attention then turns the `sharing` query heads of
+    each key head into rows.
     """
     (live, slots), K = rollout.shape, owner.shape[1]
     heads, key_heads, head_dim = heads_of(config)
@@ -350,7 +351,7 @@ def cuda_graph_of(step, device):
     graph = torch.cuda.CUDAGraph()
     try:
         # if recording fails, torch.cuda.graph leaves its side stream as the current one; the outer
-        # context restores the present stream
+        # context restores the stream that was current before
         with torch.cuda.stream(torch.cuda.current_stream()), torch.cuda.graph(graph):
             out = step()
     except torch.OutOfMemoryError:

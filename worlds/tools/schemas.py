@@ -3,7 +3,7 @@
 Paper: "valid" of a structured action (a in A_struct of Eq. 1) and the equality a' = a. A call is
 valid if it parses and its arguments satisfy the schema of a declared tool.
 
-Deviations: the package jsonschema checks arguments by the draft 2020-12 of JSON Schema.
+Deviations: the package jsonschema checks arguments against draft 2020-12 of JSON Schema.
 worlds/tools/tool_lists.py converts a user's schemas to that draft and documents what it leaves out.
 If a schema declares members, all others are refused. Formats are not checked.
 """
@@ -22,11 +22,11 @@ MAX_CALLS = 8
 MAX_CHARS = 32_768  # of a model's text; longer ones are not parsed
 MAX_DEPTH = 48      # levels of lists and objects within a value
 MAX_DIGITS = 20     # of an integer: 64 bits
-MAX_BRACES = 500    # opening braces of a text at which an object may begin
+MAX_BRACES = 500    # how many opening braces of a text are tried as the start of an object
 
 
 # ---------------------------------------------------------------------------------------------
-# JSON from a model: bounded, and only ever parsed
+# JSON from a model: limited in size, and parsed but never evaluated
 
 
 def _unique(pairs) -> dict:
@@ -112,19 +112,19 @@ NAMED = {"properties", "patternProperties", "dependentSchemas"}
 LISTED = {"anyOf", "allOf", "prefixItems"}
 SINGLE = {"items", "additionalProperties", "propertyNames", "contains", "not", "if", "then", "else",
           "unevaluatedItems", "unevaluatedProperties"}
-# those of them whose schemas are about the value itself, not about a part of it
+# those keywords whose schemas describe the value itself, not a part of it
 IN_PLACE = {"anyOf", "allOf", "not", "if", "then", "else", "dependentSchemas"}
 
 
 def with_parts(schema: dict, change) -> dict:
-    """Return a schema with change(keyword, part) instead of every schema that it holds."""
+    """Return a schema with every schema inside it replaced by change(keyword, part)."""
     changed = dict(schema)
     for key, value in schema.items():
         if key in NAMED:
             changed[key] = {name: change(key, part) for name, part in value.items()}
         elif key in LISTED:
             changed[key] = [change(key, part) for part in value]
-        elif key in SINGLE and (isinstance(value, dict) or key == "items"):  # or a bool
+        elif key in SINGLE and (isinstance(value, dict) or key == "items"):  # items may be a bool
             changed[key] = change(key, value)
     return changed
 
@@ -163,7 +163,7 @@ def conforms(value, schema: dict) -> bool:
 
 
 def argument_fault(arguments: dict, schema: dict) -> str:
-    """Return what is wrong with the arguments of a call by its tool's schema, or ""."""
+    """Return how the arguments of a call violate its tool's schema, or ""."""
     # a schema without properties allows no arguments
     validator = _validator(json.dumps({"unevaluatedProperties": False, **schema}))
     error = next(validator.iter_errors(arguments), None)
@@ -189,7 +189,7 @@ def chosen(value, schema: dict) -> dict:
 
 
 def filled(value, schema: dict):
-    """Return a value whose objects also have the defaults of members that they leave out."""
+    """Return a value in which members that an object leaves out are set to their defaults."""
     schema = chosen(value, schema)
     if isinstance(value, list):
         return [filled(part, schema.get("items", {})) for part in value]
@@ -201,7 +201,7 @@ def filled(value, schema: dict):
 
 
 def leaves(value, schema: dict, name=""):
-    """Yield (part, its schema, its name) for every part of a value that has no parts."""
+    """Yield (part, its schema, its name) for every part of a value that has no parts of its own."""
     schema = chosen(value, schema)
     if isinstance(value, dict) and value:
         members = schema.get("properties", {})
