@@ -7,25 +7,26 @@
     python genenv.py warm-start --model M --base-tasks F --out DIR    # for a small model, first
     python genenv.py --help                           # every option with its meaning
 
-Paper: Algorithm 1. `epoch` below reads like it: generate and interact, update both policies,
-aggregate. GRPO is in grpo.py (Eq. 4), RWR in rwr.py. Success rate, R_env and the filter are in
-curriculum.py (Eq. 2, 3), the pools in data_pool.py, and the details of step 1 in interaction.py.
-worlds/ defines the domain (Eq. 1). policy.py holds both policies, and model/ loads and runs them.
-support/ is the program around the algorithm: options, checkpoints, metrics, reports.
+Paper: Algorithm 1. `epoch` below reads like it: (1) generate and interact, (2) update both
+policies, (3) aggregate. GRPO is in grpo.py (Eq. 4), RWR in rwr.py. Success rate, R_env and the
+filter are in curriculum.py (Eq. 2, 3), the pools in data_pool.py, and the details of (1) in
+interaction.py. worlds/ defines the domain (Eq. 1). policy.py holds both policies, and model/ loads
+and runs them. support/ is the program around the algorithm: options, checkpoints, metrics, reports.
 
 tests/test_theory.py checks two statements that the paper makes about these pieces:
   Prop. 1 (Eq. 5): C_min p (1 - p) <= E||g||^2 <= C_max p (1 - p) for the gradient g of Eq. 4 and
     the success rate p of a task, if ||grad log pi||^2 is between C_min and C_max. So a task that is
     solved half of the time teaches the most.
-  Thm. 1 (Eq. 9): of two tasks with success rates p_1 and p_2 and n attempts each, R_env fails to
-    rank the one nearer to alpha first with probability at most 4 exp(-2/9 gap^2 n), where
-    gap = ||p_1 - alpha| - |p_2 - alpha||.
+  Thm. 1 (Eq. 9): given two tasks with success rates p_1 and p_2 and n attempts each, the
+    probability that R_env does not rank the one nearer to alpha first is at most
+    4 exp(-2/9 gap^2 n), where gap = ||p_1 - alpha| - |p_2 - alpha||.
 
 Names: "env" is the environment simulator. `run` is the Run object (support/run.py), and `run.o`, or
 `o` for short, holds its Options. `run.state` is the progress of the current epoch. end_epoch
-replaces it with a fresh state for the next epoch, to which it carries over only `imitated`.
-`run.policy` is the agent's Policy, `run.simulator` the simulator's. Unless --env-model is given,
-they are one object with two adapters. `run.policies` lists them without repetition.
+replaces it with a fresh state for the next epoch and carries over only `imitated`, the keys of
+tasks already imitated. `run.policy` is the agent's Policy, `run.simulator` the simulator's. Unless
+--env-model is given, they are one object with two adapters. `run.policies` lists them without
+repetition.
 
 Deviations: an epoch is split into small steps, so that new tasks can serve as seeds immediately and
 GRPO stays on-policy. Replayed tasks are attempted again, because GRPO must not learn from old
@@ -94,10 +95,10 @@ def train(o: Options, world=None) -> Path:
 
 
 def epoch(run: Run):
-    """Run epoch t of Algorithm 1. The numbers below and in the comments are the algorithm's steps.
+    """Run epoch t of Algorithm 1. The numbers (1) to (3) are those of the module's docstring.
 
-    Each of --steps steps generates and attempts tasks (1), trains the agent (2a) and extends
-    D_train (3a). Then the epoch trains the simulator (2b) and extends D_env (3b) once.
+    An epoch has --steps steps. Each of them generates and attempts tasks (1), trains the agent (2a)
+    and extends D_train (3a). Then the epoch trains the simulator (2b) and extends D_env (3b) once.
     """
     o, state = run.o, run.state
     alpha = alpha_of(run)  # paper: 0.5 throughout
@@ -105,7 +106,7 @@ def epoch(run: Run):
     # disable=None shows the bar only on a terminal: in a log file it would clutter the output.
     for step in tqdm(steps, screen.progress(run), leave=False, disable=None):
         state.step = step  # end_step adds 1, so a run stopped after this step resumes with the next
-        # 1. generate and interact; a few tasks of D_train are attempted again, beside the new ones
+        # 1. generate and interact; a few tasks from D_train are attempted again
         tasks, records = generate(run, alpha)  # T_t ~ pi_env
         trials = interact(run, fill_batch(run, tasks))  # E_t; Eq. 1: r, Eq. 2: p_hat
         # 2a. agent update
@@ -207,7 +208,7 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
     for w in written:
         prompt, response = w.rollout.prompt, w.rollout.response
         group = first_group + w.rollout.group
-        # keep invalid texts, too, so that the KL, measured on these texts, shows a drift to junk
+        # invalid texts are kept, too: the KL is measured on all texts, so it shows a drift to junk
         state.env_rollouts.append(Rollout(group, prompt, response))
         if w.task is None:
             note_refused(run, seed_tasks[w.rollout.group], w.text, w.reason)
@@ -223,8 +224,8 @@ def fill_batch(run, tasks) -> list[Task]:
     """Top up the batch of new tasks with tasks replayed from D_train.
 
     Replay keeps the agent from forgetting earlier curricula. Each replayed task is a base task with
-    probability --base-share. There are enough of them to replace missing new tasks, too, so the
-    filled batch always has the same size.
+    probability --base-share. Replayed tasks also stand in for missing new ones, so the filled batch
+    always has the same size.
     """
     size = round(run.o.seed_tasks * run.o.variations * (1 + REPLAY))
     return tasks + run.train_pool.sample(size - len(tasks), run.o.base_share, run.rng)
@@ -259,7 +260,7 @@ def interact(run, tasks) -> list[Trial]:
     # Eq. 1: r of each attempt, Eq. 2: p_hat of each task
     trials = try_tasks(run.world, o, run.policy, tasks, o.G, o.temperature, run.sampler)
     state.trials += trials
-    # for the entropy of the policy; tokens that were read, not drawn, count 0
+    # for the entropy of the policy; tokens of observations, which it did not draw, count 0
     state.agent_nats -= sum(logp for trial in trials for r in trial.rollouts for logp in r.logps)
     return trials
 

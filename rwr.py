@@ -1,15 +1,15 @@
 """Train the environment simulator to write tasks: reward-weighted regression (RWR) by hand.
 
 Paper: the environment's half of the dual update in Algorithm 1. The simulator imitates those of its
-generations that the agent solved at a rate inside the band. Each is weighted by exp(lam * R_env),
-where lam is the paper's lambda and R_env is Eq. 3. A KL penalty keeps the simulator near its
-initial state, and a cap limits how far one update may move it.
+generations whose success rate p_hat is in the band |p_hat - alpha| <= k_min. Each is weighted by
+exp(lam * R_env), where lam is the paper's lambda and R_env is Eq. 3. A KL penalty keeps the
+simulator near its initial state, and a cap limits how far one update may move it.
 
 Usage: genenv.py calls `rwr_update` once per epoch, with a KL sample from `draw_kl_sample`.
 
 Deviations: the paper gives neither the coefficient of the penalty nor the value of the cap, and it
 applies the cap to each step. Here the cap applies to the whole update of an epoch: the step that
-crosses it is undone, and the update ends. Penalty and cap are measured on unfiltered generations of
+crosses it is undone, and the update ends. The KL for both is measured on unfiltered generations of
 this epoch. An update uses one record per task, however often the task was written
 (data_pool.distinct). If grpo.KL_ESTIMATOR is k1, the penalty uses k3 instead: the gradient of k1,
 grad log pi, averages to zero only over text that pi itself wrote. Since the KL sample stays the
@@ -23,7 +23,7 @@ to 6/8 pass, and the ratio is at most 1.12. beta and lam matter when the band is
 or 1) and the weights are sharp (--lam 6 --beta 8). The metric `env_weight_ratio` is the ratio
 measured in an epoch.
 
-Words: a record is a generation whose task the agent has attempted. Here it has also passed the
+Terms: a record is a generation whose task the agent has attempted. Here it has also passed the
 filter. Fresh records are those of this epoch, old ones those of D_env. The KL sample is part of
 what the simulator wrote in this epoch, valid or not. Shapes: n records, N texts in a micro-batch,
 one per row of its tensors, R response tokens.
@@ -40,8 +40,8 @@ from policy import Rollout
 PENALTY = "k3" if KL_ESTIMATOR == "k1" else KL_ESTIMATOR
 KL_SEEDS = 24  # the KL sample consists of all texts written for this many seed tasks
 # In nats per token; the paper gives no value. An update in a world with its own tiny model moves
-# the simulator by about 0.01. So the cap stops only a step after which the simulator would hardly
-# write tasks at all. Over many updates, the penalty (--env-kl) is what holds it back.
+# the simulator by about 0.01. So the cap stops only a step after which hardly any of the
+# simulator's texts would be tasks. Over many updates, the penalty (--env-kl) is what holds it back.
 KL_CAP = 0.5
 
 # ---------------------------------------------------------------------------------------------
@@ -106,8 +106,8 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     largest KL, in nats per token, by which the update may move the simulator.
 
     The statistics are env_kl (to the initial simulator, before this update) and env_kl_step (how
-    far this update moved), both in nats per token; env_steps (how many were taken); env_capped (1
-    if the cap ended the update, else 0); env_skipped_steps (those that were not finite);
+    far this update moved it), both in nats per token; env_steps (how many were taken); env_capped
+    (1 if the cap ended the update, else 0); env_skipped_steps (those that were not finite);
     env_weight_ratio (largest weight over smallest); env_imitated (indices into fresh + old of the
     records that the steps used). What was not measured is None.
     """
@@ -141,7 +141,7 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
         stats["env_kl"] = mean_kl(before, initial)
         imitated = set()  # indices of the records in the steps that were taken
         for batch in batches:
-            # keep a copy, with which to undo this step if it crosses the cap
+            # keep a copy, so that this step can be undone if it crosses the cap
             saved = _snapshot(policy.params[adapter], optimizer)
             # The penalty uses as many texts as the step has records, so it costs about as much as
             # the imitation. Each step draws its own texts.

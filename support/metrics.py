@@ -2,14 +2,15 @@
 
 Paper: the numbers behind its Figures 4-8: success rate on generated tasks, validation, task and
 response length, solved and unsolved tasks. Added: entropy, mixed groups, KL, diversity of skills,
-and the reasons for which generated tasks were refused.
+and why generated tasks were refused.
 
 Usage: support/run.py calls `epoch_record` and `samples` at the end of every epoch; report.py and
 screen.py show the record, and health.py judges it. `interval` is for runs over several seeds.
 
-Deviations: `validation` is the mean over several sampled attempts per task, which moves smoothly;
-`validation_greedy` is the usual single attempt at temperature 0. A figure that was not measured is
-null in a record; only validation is repeated until it is measured again.
+Deviations: `validation` is the mean over several sampled attempts per task, which varies less from
+epoch to epoch; `validation_greedy` is the usual single attempt at temperature 0. A figure that was
+not measured is null in a record, except that the last validation figures are carried forward until
+the next validation.
 """
 import math
 from collections import Counter
@@ -62,7 +63,7 @@ def validation(run) -> dict:
         "validation_rates": by_category,
         "validation_greedy": mean(greedy),
         "validation_set": task_id({"held out": [(task.id, task.text) for task in tasks]}),
-        # the world's name for a kind of held-out task
+        # what the categories are in this world, such as "hardest tool"
         "category_name": run.world.category_name,
         "validation_by": {name: round(mean(rates), 4) for name, rates in by_category.items()},
     }
@@ -155,7 +156,7 @@ def simulator_figures(run, trials, env_stats: dict) -> dict:
     """
     written = len(run.state.env_rollouts)
     figures = {
-        # how many texts were written, {reason: how many were refused}, and which share is no task
+        # how many texts were written, {reason: how many were refused}, and what share are not tasks
         "written": written,
         "invalid": dict(run.state.invalid),
         "refused": None,

@@ -15,12 +15,12 @@ shortest solution, so no task has a wrong answer, and the length of the plan is 
 task. The planner sees into closed receptacles, but the agent does not. So a task is refused if an
 episode has too few turns for an agent that looks into all of them.
 
-Deviations from ALFWorld: there is one object of each kind, and no numbers. Phrases are shorter. An
-episode ends after PATIENCE turns in a row that did nothing; cleaning an object again counts as
-doing something. An appliance treats an object without being opened, and one object may get several
-treatments. The agent knows everything from the start except what is in closed receptacles. The base
-model has learnt from plans with slips, which are more frequent for harder kinds of goals. So its
-skills are latent, as in the ladder.
+Deviations from ALFWorld: objects and receptacles have no numbers, because there is at most one of
+each kind. Phrases are shorter. An episode ends after PATIENCE turns in a row that did nothing;
+cleaning an object again counts as doing something. An appliance treats an object without being
+opened, and one object may get several treatments. The agent knows everything from the start except
+what is in closed receptacles. The base model has learnt from plans with slips, which are more
+frequent for harder kinds of goals. So it has the skills but uses them unreliably, as in the ladder.
 """
 import random
 import re
@@ -43,7 +43,7 @@ CLOSABLE = "drawer cabinet box microwave fridge".split()
 RECEPTACLES = [*"counter table shelf desk drawer cabinet box".split(), *APPLIANCES]
 # {kind of difficulty: how often the base model's demonstrations slip on it}
 KINDS = {"place": .05, "closed": .25, "clean": .35, "hot": .55, "cool": .75, "two": .65}
-RUNGS = [*KINDS, "both"]  # of goals; both: two objects, one of them treated
+RUNGS = [*KINDS, "both"]  # levels, easiest first; both: two objects, one of them treated
 BASE_RUNGS = RUNGS[:2]
 MAX_RECEPTACLES, MAX_OBJECTS, MAX_CHARS = 8, 6, 600
 MAX_TURNS, MAX_TOKENS = 16, 192  # of an episode, observations included
@@ -279,7 +279,7 @@ def check_household(spec, copies=1):
     wanted = [thing for _, thing in spec["goal"]]
     if len(names) > MAX_RECEPTACLES or len(things) > MAX_OBJECTS:
         raise InvalidTask("too large")
-    # each place occurs once; the goal names each object once, and it has to be there
+    # each place occurs once; the goal names an object once, and only objects in the household
     is_twice = any(len(set(group)) < len(group) for group in (names, wanted))
     is_too_often = any(things.count(thing) > copies for thing in things)
     is_missing = spec["target"] not in names or not set(wanted) <= set(things)
@@ -561,9 +561,11 @@ class World(TinyWorld):
         return solved(text, "env", seed_task.id, epoch)
 
     def score(self, task, response):
-        """Return Eq. 1: 1 if the goal is reached, else 0; valid: every turn is a command.
+        """Return (reward, whether the attempt is valid).
 
-        response: the agent's turns, a list of texts. They are executed again from the start.
+        The reward is Eq. 1: 1 if the goal is reached, else 0. In a valid attempt every turn is a
+        command. response: the agent's turns, a list of texts. They are executed again from the
+        start.
         """
         state = self.replay(task, response)
         valid = bool(response) and all(map(read_command, response))
