@@ -4,9 +4,9 @@ Paper: success rate (Eq. 2), environment reward R_env (Eq. 3), the k_min filter,
 seed tasks for the simulator. Each of them is a plain function. The world computes the reward of an
 attempt, Eq. 1 (worlds/NAME.py: score); an agent reward below may change it for GRPO.
 
-Usage: genenv.py and support/run.py call these functions. The options --alpha-schedule,
---difficulty-reward, --seed-selection and --agent-reward each take the name of one of them, without
-its prefix.
+Usage: genenv.py, interaction.py and support/run.py call these functions. The options
+--alpha-schedule, --difficulty-reward, --seed-selection and --agent-reward each take the name of one
+of them, without its prefix. The defaults are constant, bell, uniform and plain.
 
 To add a schedule, write a function whose name starts with `alpha_`, anywhere in this file:
 
@@ -161,8 +161,8 @@ def alpha_integral(c):
 
     Between these limits the schedule settles only where success equals --alpha.
     """
-    # Tasks written at this alpha are attempted in the next epoch, when the agent is better. So
-    # begin by asking for harder ones.
+    # RWR uses this alpha, and the tasks that it shapes are attempted in the next epoch, when the
+    # agent is better. So begin by asking for harder ones.
     start = c.previous if c.epoch > 1 else c.alpha / 2
     # without new tasks `success_rate` is an old value, whose error has been added already
     error = c.alpha - c.success_rate if c.new_tasks else 0

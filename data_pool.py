@@ -24,8 +24,8 @@ import torch
 
 from errors import one_line, require_file
 
-# For how many epochs a success rate remains usable. In D_train, prompts call an older one unknown,
-# and its task cannot be a seed task unless it is a base task.
+# For how many epochs a success rate in D_train remains usable. Later, the simulator's prompt calls
+# it unknown, and the task can no longer be a seed task. (Base tasks always can.)
 FRESH_FOR = 2
 MAX_AGE = 4  # in D_env, an older record is not imitated
 

@@ -15,11 +15,12 @@ and runs them. support/ is the program around the algorithm: options, checkpoint
 
 tests/test_theory.py checks two statements that the paper makes about these pieces:
   Prop. 1 (Eq. 5): C_min p (1 - p) <= E||g||^2 <= C_max p (1 - p) for the gradient g of Eq. 4 and
-    the success rate p of a task, if ||grad log pi||^2 is between C_min and C_max. So a task that is
-    solved half of the time teaches the most.
+    the success rate p of a task, if ||grad log pi||^2 is between C_min and C_max. Both bounds are
+    largest at p = 1/2, which is why the paper aims at tasks that are solved half of the time.
   Thm. 1 (Eq. 9): given two tasks with success rates p_1 and p_2 and n attempts each, the
-    probability that R_env does not rank the one nearer to alpha first is at most
-    4 exp(-2/9 gap^2 n), where gap = ||p_1 - alpha| - |p_2 - alpha||.
+    probability that R_env, computed from the measured p_hats, does not rank the one nearer to alpha
+    first is at most 4 exp(-2/9 gap^2 n), where gap is the difference between the distances
+    |p_1 - alpha| and |p_2 - alpha|.
 
 Names: "env" is the environment simulator. `run` is the Run object (support/run.py), and `run.o`, or
 `o` for short, holds its Options. `run.state` is the progress of the current epoch. end_epoch
@@ -120,7 +121,8 @@ def epoch(run: Run):
     # (old, from D_env). If a task has several records, only the newest counts.
     records = distinct(run.env_pool.imitable(state.epoch) + state.records)
     # R_env of old records is computed again because alpha may have changed. Their p_hat is not
-    # measured again, although it may be MAX_AGE epochs old and the agent has changed since then.
+    # measured again, although it may be MAX_AGE epochs old (data_pool.py) and the agent has changed
+    # since then.
     for record in records:
         p_hat = record.p_hat_of(o.p_hat_unit)
         record.r_env = curriculum.R_env(o.difficulty_reward, p_hat, alpha, o.beta)  # Eq. 3
@@ -200,7 +202,8 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
         prompts.append(run.simulator.encode(world.env_prompt(task, p_hat)))
     rollouts = run.simulator.sample("env", prompts, variations, o.max_task_tokens, o.temperature,
                                     run.sampler, max_rows=o.max_rows)
-    # groups are numbered consecutively within an epoch
+    # Here a group is all that was written for one seed task (in GRPO: all attempts at one task).
+    # Groups are numbered consecutively within an epoch.
     first_group = len(state.env_rollouts) // variations
     tasks, records = [], []
     written = read_written(world, o, run.policies, rollouts, seed_tasks, epoch=state.epoch,

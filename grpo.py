@@ -43,12 +43,13 @@ CHECKED_GROUPS = 2     # sampler_mismatch compares sampler and scorer on this ma
 def group_advantages(rewards, scale: str = SCALE):
     """Return the advantage of each rollout within its group: rewards (B, G) -> (B, G).
 
-    This is r - b of Eq. 4. The baseline b is the group's mean reward, which is p_hat if all rewards
-    are 0 or 1. scale "std" also divides by the group's sample standard deviation (Bessel: G - 1);
-    "none" does not. With "std" a rare success on a hard task weighs more: one success in G = 8
-    earns 2.47 instead of 0.875. Eq. 5 describes "none". With "std" the squared advantages of every
-    mixed group (one whose rewards differ) sum to G - 1, so the success rate decides only how likely
-    a group is to be mixed. G must be at least 2, since a single rollout has no baseline.
+    This is r - b of Eq. 4. There b is the true success rate p; here it is the group's mean reward,
+    which is p_hat if all rewards are 0 or 1. scale "std" also divides by the group's sample
+    standard deviation (Bessel: G - 1); "none" does not. With "std" a rare success on a hard task
+    weighs more: one success in G = 8 earns 2.47 instead of 0.875. Eq. 5 describes "none". With
+    "std" the squared advantages of every mixed group (one whose rewards differ) sum to G - 1, so
+    the success rate decides only how likely a group is to be mixed. G must be at least 2, since a
+    single rollout has no baseline.
     """
     advantages = rewards - rewards.mean(dim=1, keepdim=True)  # Eq. 4: r - b
     if scale == "std":
@@ -93,8 +94,8 @@ def token_kl(logp, ref_logp, kind: str = KL_ESTIMATOR):
 def surrogate(logp, old_logp, advantages, clip: float = CLIP):
     """Return the clipped policy-gradient loss per token, (N, R); advantages (N,), one per rollout.
 
-    At the first step after sampling the ratio is exactly 1. The gradient is then that of Eq. 4,
-    with the advantage instead of r - b.
+    At the first step after sampling the ratio is exactly 1. The gradient is then minus that of Eq.
+    4, because a loss is minimised, with the advantage instead of r - b.
     """
     ratio = (logp - old_logp).exp()  # (N, R), 1 everywhere while pi is still pi_old
     a = advantages[:, None]

@@ -3,9 +3,9 @@
 Paper: "generate and interact". The simulator's texts are parsed and checked before the agent
 attempts the tasks. An attempt is e = (task, trajectory, a', r), where r is Eq. 1.
 
-Usage: genenv.py calls `read_written` on what the simulator wrote, `play` on the resulting tasks,
-and `attempt_score` on each attempt. A world (worlds/) knows the domain: how to parse a text, what
-to ask the agent, and how to score an answer.
+Usage: genenv.py calls `read_written` on what the simulator wrote, and `try_tasks` on the resulting
+tasks. `try_tasks` calls `play` for the attempts and `attempt_score` on each of them. A world
+(worlds/) knows the domain: how to parse a text, what to ask the agent, and how to score an answer.
 
 Deviations: the paper does not say how written tasks are checked. Here a task is refused if it is a
 copy of its seed task, a held-out task or a duplicate in its batch, or for one of the other reasons
@@ -39,7 +39,7 @@ def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,
 
     policies: the simulator's, then the agent's if it is a different one. rollouts: what the
     simulator wrote; the group of each is the index of its seed task. held_out: keys of the held-out
-    tasks. batch: tasks already in the batch.
+    tasks; two tasks that share a key count as the same task. batch: tasks already in the batch.
     """
     seen = {key for task in batch for key in task_keys(world, task)}
     written = []

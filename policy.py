@@ -101,8 +101,9 @@ class Policy(Chat):
                  adapter_folder=None, chat_template_kwargs=None):
         """Wrap a transformers causal LM; the other arguments are those of `load`.
 
-        A new adapter starts with B = 0, so its policy equals the reference; one that is read from
-        adapter_folder does not. Raise UserError if the model has no token that ends a response.
+        A new adapter starts with B = 0, so its policy equals the reference. One that is read from
+        adapter_folder does not; only eval/ reads one, a run starts with new adapters. Raise
+        UserError if the model has no token that ends a response.
         """
         self.active = None
         self.source = ""  # the folder or hub name that it was loaded from

@@ -106,10 +106,10 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     largest KL, in nats per token, by which the update may move the simulator.
 
     The statistics are env_kl (to the initial simulator, before this update) and env_kl_step (how
-    far this update moved it), both in nats per token; env_steps (how many were taken); env_capped
-    (1 if the cap ended the update, else 0); env_skipped_steps (those that were not finite);
-    env_weight_ratio (largest weight over smallest); env_imitated (indices into fresh + old of the
-    records that the steps used). What was not measured is None.
+    far the whole update moved it, not one optimiser step), both in nats per token; env_steps (how
+    many were taken); env_capped (1 if the cap ended the update, else 0); env_skipped_steps (those
+    that were not finite); env_weight_ratio (largest weight over smallest); env_imitated (indices
+    into fresh + old of the records that the steps used). What was not measured is None.
     """
     stats = {
         "env_kl": None,
@@ -125,14 +125,14 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
     # Texts that share a long prompt become one group, so that it is encoded once. This changes
     # their order, which does not matter.
     kl_sample, _ = by_prompt(kl_sample)
-    chosen = [*fresh, *old]
-    records = [Rollout(i, r.prompt, r.response) for i, r in enumerate(chosen)]
+    records = [*fresh, *old]
+    texts = [Rollout(i, r.prompt, r.response) for i, r in enumerate(records)]
     # Never train on old records only: their success rates are those of an earlier agent.
     batches = []
     if fresh:
         batches = whole_passes(len(records), o.env_passes, o.env_batch, generator)
     if batches:
-        weights = rwr_weights(torch.tensor([r.r_env for r in chosen]), o.lam)  # (n,)
+        weights = rwr_weights(torch.tensor([r.r_env for r in records]), o.lam)  # (n,)
         stats["env_weight_ratio"] = weight_ratio(weights)
     with policy.use(None):
         initial = response_logps(policy, kl_sample, o)
@@ -148,19 +148,19 @@ def rwr_update(policy, adapter, optimizer, fresh, old, kl_sample, o, generator=N
             size = len(batch) if o.env_kl else 0
             part = sorted(torch.randperm(len(kl_sample), generator=generator)[:size].tolist())
             _, finite = rwr_step(
-                policy, adapter, optimizer, [records[i] for i in batch], weights[batch], o,
+                policy, adapter, optimizer, [texts[i] for i in batch], weights[batch], o,
                 [kl_sample[i] for i in part], [initial[i] for i in part])
             if not finite:
                 stats["env_skipped_steps"] += 1
                 continue
             # The cap bounds KL(before || now), where "before" is the simulator before this update.
             # It wrote the KL sample, so the mean of k3 over that sample estimates this KL.
-            step_kl = mean_kl(before, response_logps(policy, kl_sample, o))
-            if not step_kl <= cap:  # true of NaN as well
+            moved = mean_kl(before, response_logps(policy, kl_sample, o))
+            if not moved <= cap:  # true of NaN as well
                 _restore(policy.params[adapter], optimizer, saved)
                 stats["env_capped"] = 1
                 break
-            stats["env_kl_step"] = step_kl
+            stats["env_kl_step"] = moved
             stats["env_steps"] += 1
             imitated.update(batch)
     stats["env_imitated"] = sorted(imitated)
