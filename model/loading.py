@@ -1,20 +1,21 @@
-"""Load a model and its tokenizer from a folder or hub name, or explain why it is refused.
+"""Load a model and its tokenizer from a folder or hub name, or report why they are refused.
 
-Paper: does not cover this; it checks a user's model before policy.py uses it.
+Paper: does not cover this. The checks protect a run from models that policy.py cannot handle.
 
-Usage: Policy.load calls `load_model` and `check_paths`; a run keeps `weights_of` its models with
-its checkpoint.
+Usage: Policy.load calls `load_model` and `check_paths`; a run's checkpoint holds a hash of each of
+its models (`weights_of`).
 
-Deviations: there is no list of supported families. A model must *behave* as policy.py assumes: its
-files hold all of its weights, and sampler, scorer and the library's own forward pass agree.
+Deviations: there is no list of supported families. Instead, a model must *behave* as policy.py
+assumes: its files hold all of its weights, and the sampler and the scorer of policy.py agree with
+the forward pass of transformers.
 
-Models compute in bf16 or fp32. Either way, adapters, their gradients, AdamW's moments, logits and
-log-probs are fp32. bf16 still shifts log-probs: the sampler decodes one token at a time and the
-scorer reads whole groups, so the same log-prob is rounded in two ways (logits near 20 are 0.125
-apart in bf16). On a 135M Llama with random adapters, whose text is far from certain, the difference
-was 0.04 nats on average and 0.3 for the worst of 288 tokens; `check_paths` and
-tests/test_real_model.py allow TOLERANCE. In a run, whose text is more certain, the mean stays below
-0.013 on a GPU; on a CPU with AVX512-BF16 but no AMX, 0.02 is healthy.
+Models compute in bf16 or fp32. Either way, adapters, their gradients, AdamW's moments and log-probs
+are fp32. bf16 still shifts log-probs: the sampler decodes one token at a time and the scorer reads
+whole groups, so they round differently (logits near 20 are 0.125 apart in bf16). On a 135M Llama
+with random adapters, whose text is far from certain, sampler and scorer differed by 0.04 nats on
+average, and by 0.3 for the worst of 288 tokens. TOLERANCE is what tests/test_real_model.py allows;
+`check_paths` allows three times that mean. In a run, whose text is more certain, the mean stays
+below 0.013 on a GPU; on a CPU with AVX512-BF16 but no AMX, 0.02 is healthy.
 """
 import hashlib
 import json
@@ -33,13 +34,14 @@ from transformers.utils import logging as messages
 
 from errors import UserError, one_line
 
-# limits of the mean and the largest |sampler - scorer|, in nats, on text sampled at T = 1
+# {dtype: (limit of the mean, of the maximum)} of |sampler - scorer|, in nats, for text sampled at a
+# temperature of 1
 TOLERANCE = {torch.bfloat16: (0.08, 1.0), torch.float32: (1e-5, 1e-3)}
-REAL = 256  # a model of this hidden size or more counts as a real one
-BASE_NOTE = "base.json"  # beside a saved adapter: the weights that it was trained on
+REAL = 256  # models of this hidden size or more count as real; the toy worlds' are smaller
+BASE_NOTE = "base.json"  # a file beside a saved adapter: which weights the adapter was trained on
 PIECES, PIECE = 16, 512  # a tensor's hash reads PIECE numbers at each of PIECES places
 SHORT, STEPS = 32, 6  # `check_paths` tries a prompt and responses of this many tokens
-LONGEST = 8192  # it assumes this many tokens if the real number is unknown
+LONGEST = 8192  # it assumes texts of at most this many tokens if a run's limit is unknown
 
 
 # ---------------------------------------------------------------------------------------------
@@ -49,7 +51,7 @@ LONGEST = 8192  # it assumes this many tokens if the real number is unknown
 def check_model(model: str):
     """Raise UserError unless a folder, or a name on the hub, appears to hold a model.
 
-    Without this check, transformers would try for half a minute if the hub cannot be reached.
+    Without this check, transformers would retry for half a minute when the hub is unreachable.
     """
     path = Path(model)
     if path.exists():
@@ -67,30 +69,31 @@ def check_model(model: str):
 
 
 def load_model(model: str, quant=None, dtype="auto", device=None, max_tokens=None):
-    """Return (causal LM, tokenizer) of a local folder or hub name. Raise UserError if it fails.
+    """Return (causal LM, tokenizer) of a folder or hub name. Raise UserError if one is unusable.
 
-    quant: None or "nf4": 4-bit weights with double quantisation. dtype: "auto", "bf16" or "fp32",
-    see choose_dtype. device: None = a GPU if there is one. max_tokens: the most tokens of a prompt
-    and its response together, for a chat model; None skips this check.
+    quant: None, or "nf4" for 4-bit weights with double quantisation. dtype: "auto", "bf16" or
+    "fp32", see choose_dtype. device: None means a GPU if there is one. max_tokens: the most tokens
+    that a prompt and its response may have together, which a chat model must be able to read; None
+    skips this check.
     """
     messages.set_verbosity_error()
     messages.disable_progress_bar()
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     config = model_config(model)
-    if getattr(config, "quantization_config", None):  # a warm start could not merge into it
+    if getattr(config, "quantization_config", None):  # no adapter could be merged into it
         raise UserError(f"{model} is quantised already: name the 16-bit model, "
-                        "with --quant nf4 for four bits")
+                        "and add --quant nf4 for four bits")
     dtype, packed = choose_dtype(dtype, device, config), None
     if quant == "nf4":
         packed = BitsAndBytesConfig(load_in_4bit=True, bnb_4bit_quant_type="nf4",
                                     bnb_4bit_use_double_quant=True, bnb_4bit_compute_dtype=dtype)
     with one_line(model):
-        # take tokenizer.json literally: a class guessed from the model's type splits differently
+        # use tokenizer.json as it is: a class chosen by model type may split text differently
         tokenizer = PreTrainedTokenizerFast.from_pretrained(model, trust_remote_code=False)
         if tokenizer.chat_template:  # check before loading the weights, which may take minutes
             check_context(config, max_tokens)
-        # trust_remote_code=False keeps transformers from asking whether to run a folder's code.
-        # weights_of reads only safetensors
+        # trust_remote_code=False keeps transformers from asking whether to run a folder's code;
+        # use_safetensors=True is needed because weights_of reads no other files
         lm, info = AutoModelForCausalLM.from_pretrained(
             model, output_loading_info=True, ignore_mismatched_sizes=True, dtype=dtype,
             device_map={"": device}, quantization_config=packed, trust_remote_code=False,
@@ -100,10 +103,11 @@ def load_model(model: str, quant=None, dtype="auto", device=None, max_tokens=Non
 
 
 def check_weights(model, lm, info, tokenizer):
-    """Raise UserError unless the files hold exactly the model's weights, for every token.
+    """Raise UserError unless the files hold exactly the model's weights, and an embedding for every
+    token of the tokenizer.
 
-    info: what transformers reports after loading. It silently fills missing weights with random
-    numbers.
+    info: what transformers reports after loading. It does not raise an error for missing weights,
+    but fills them with random numbers.
     """
     for fault in ("missing", "unexpected", "mismatched"):
         keys = sorted(map(str, info[f"{fault}_keys"]))
@@ -112,7 +116,7 @@ def check_weights(model, lm, info, tokenizer):
                             f"{keys[0]} is {fault} ({len(keys)} in all)")
     tokens, embeddings = len(tokenizer), len(lm.get_input_embeddings().weight)
     if tokens > embeddings:
-        raise UserError(f"{model}: no tokenizer that fits: {tokens} tokens, "
+        raise UserError(f"{model} has no tokenizer that fits: {tokens} tokens, but only "
                         f"{embeddings} embeddings")
 
 
@@ -122,15 +126,15 @@ def context_of(config):
 
 
 def check_context(config, max_tokens):
-    """Raise UserError if prompt and response may be longer than the model reads.
+    """Raise UserError if a prompt and its response may be longer than the model can read.
 
-    Positions beyond its limit were never trained: the model would silently answer with noise.
+    Positions beyond its limit were never trained, so the model would silently answer with noise.
     """
     limit = context_of(config)
     if limit and max_tokens and max_tokens > limit:
-        raise UserError(f"the model reads {limit} tokens at most, but prompt and response may "
-                        f"have {max_tokens}: lower --max-prompt-tokens, --max-response-tokens or "
-                        "--max-task-tokens")
+        raise UserError(f"the model reads {limit} tokens at most, but a prompt with its response "
+                        f"may have {max_tokens}: lower --max-prompt-tokens, --max-response-tokens "
+                        "or --max-task-tokens")
 
 
 def model_config(model: str):
@@ -142,18 +146,18 @@ def model_config(model: str):
 
 
 def choose_dtype(dtype, device, config):
-    """Return the torch dtype of "bf16" or "fp32"; "auto" depends on the hardware and the model.
+    """Return the torch dtype for "bf16", "fp32" or "auto".
 
     "auto" is bf16 on a GPU of compute capability 8.0 or more, and for a real model on a CPU with
-    AMX or AVX512-BF16. Elsewhere it is fp32, so that the embedded worlds give the same results on
-    every CPU.
+    AMX or AVX512-BF16. Otherwise it is fp32, so that the toy worlds, whose models are small, give
+    the same results on every CPU.
     """
     if dtype != "auto":
         fast = dtype == "bf16"
     elif device.startswith("cuda"):
         fast = not torch.cuda.is_available() or torch.cuda.get_device_capability(device) >= (8, 0)
     else:
-        fast = torch.cpu._is_avx512_bf16_supported()  # a CPU with AMX has it too
+        fast = torch.cpu._is_avx512_bf16_supported()  # a CPU with AMX supports this, too
         fast = fast and config.get_text_config(decoder=True).hidden_size >= REAL
     return torch.bfloat16 if fast else torch.float32
 
@@ -161,8 +165,8 @@ def choose_dtype(dtype, device, config):
 def weights_of(model: str) -> str:
     """Return a hash of the weights in a folder or a downloaded hub model; "" if there are none.
 
-    The folder may hold an adapter. The same weights have the same hash in any folder, number of
-    files or number type.
+    The folder may hold an adapter instead. The same weights have the same hash in whatever folder,
+    number of files or number type they are stored.
     """
     folder = Path(model)
     if not folder.is_dir():
@@ -181,8 +185,10 @@ def weights_of(model: str) -> str:
 
 
 def tensor_digest(tensor) -> str:
-    """Return a tensor's shape, and a hash of PIECE numbers at each of PIECES places (all numbers of
-    a small tensor). Only these are read from the file."""
+    """Return a tensor's shape and a hash of some of its numbers: PIECE at each of PIECES places.
+
+    Only these are read from the file. All numbers of a small tensor are hashed.
+    """
     parts = tensor.flatten().tensor_split(PIECES)
     numbers = torch.cat([part[:PIECE] for part in parts]).float()
     return f"{tuple(tensor.shape)} {hashlib.sha256(numbers.numpy().tobytes()).hexdigest()}"
@@ -193,13 +199,14 @@ def tensor_digest(tensor) -> str:
 
 
 def add_adapters(model, names, rank: int, seed: int, folder=None):
-    """Return the model with a LoRA adapter for each name; `folder`, if given, holds the first.
+    """Return the model with a LoRA adapter for each name.
 
-    Raise UserError unless all of the saved adapter fits the model.
+    folder: where the first one was saved, or None to start with new adapters only. Raise UserError
+    unless the saved adapter fits the model completely.
     """
     if not names:
         return model
-    # PEFT draws the A matrices from the global generator
+    # PEFT draws the A matrices from the global generator: seed it here and restore it afterwards
     with torch.random.fork_rng():
         torch.manual_seed(seed)
         if folder:
@@ -216,8 +223,10 @@ def add_adapters(model, names, rank: int, seed: int, folder=None):
 
 
 def read_adapter(model, folder, name):
-    """Replace the weights of the adapter `name` with saved ones. Raise UserError unless all of them
-    fit the model."""
+    """Replace the weights of the adapter `name` with saved ones.
+
+    Raise UserError unless they fit the model completely.
+    """
     with one_line(folder):
         keys = model.load_adapter(str(folder), name)
     if keys.missing_keys or keys.unexpected_keys:  # PEFT would only warn
@@ -225,7 +234,7 @@ def read_adapter(model, folder, name):
 
 
 def note_base(folder, names, model: str):
-    """Note beside each saved adapter which weights it was trained on."""
+    """Write a file beside each saved adapter that names the weights it was trained on."""
     base = {"model": model, "digest": weights_of(model)}
     for name in names:
         Path(folder, name, BASE_NOTE).write_text(json.dumps(base))
@@ -234,14 +243,14 @@ def note_base(folder, names, model: str):
 def check_base(folder, model: str):
     """Raise UserError if the adapter in `folder` was trained on weights other than `model`'s.
 
-    Such an adapter would load silently and make the model's answers worse. Print a line if the
-    weights cannot be compared.
+    Such an adapter would load without an error and make the model's answers worse. If the weights
+    cannot be compared and the two models' names differ, print a line.
     """
     note, config = Path(folder) / BASE_NOTE, Path(folder) / "adapter_config.json"
     if note.is_file():
         base = json.loads(note.read_text())
         name, trained_on = base["model"], base.get("digest")
-    else:  # an adapter made elsewhere only names its base
+    else:  # an adapter made by another program gives only the name of its base
         name = json.loads(config.read_text()).get("base_model_name_or_path") or model
         trained_on = weights_of(name)
     present = weights_of(model)
@@ -262,11 +271,10 @@ def check_base(folder, model: str):
 def check_paths(policy, max_tokens):
     """Raise UserError unless sampler, scorer and the library's own forward pass agree.
 
-    Anything but full causal attention and a linear head would silently be scored wrongly. The check
-    uses two prompts of random tokens: a short one, and one longer than any window or number of
-    positions in the configuration that a run of max_tokens can reach. It samples two responses to
-    each. check_gradient computes the gradient of the short ones, with and without gradient
-    checkpointing.
+    Models with anything but full causal attention and a linear head would silently be scored
+    wrongly. The check samples two responses to each of two prompts of random tokens: one is short,
+    the other is of `telling_length`. With the responses to the short one, it then checks the
+    gradient.
     """
     lm = policy.lm
     length = telling_length(lm.config, max_tokens)
@@ -285,18 +293,21 @@ def check_paths(policy, max_tokens):
     mean, worst = TOLERANCE[lm.dtype]
     for name, logps in (("sampler", sampled), ("scorer", scored[mask])):
         gap = (logps - plain).abs()
-        # random tokens are less certain than text: allow three times the mean
+        # predictions after random tokens are less certain than in text: allow three times the mean
         if not (gap.mean() <= 3 * mean and gap.max() <= worst):
             raise UserError(f"{lm.config.model_type} models do more than full causal attention and "
-                            f"a linear head: on {length} tokens the {name} is {gap.max():.2g} nats "
-                            "off the library's own forward pass")
+                            f"a linear head: on {length} tokens the {name} differs by up to "
+                            f"{gap.max():.2g} nats from the library's own forward pass")
     if adapter:
         check_gradient(policy, adapter, rollouts[:2])
 
 
 def telling_length(config, max_tokens):
-    """Return a length beyond every number in the configuration at which attention or positions may
-    change and that a run of max_tokens can reach."""
+    """Return the length of a prompt that would reveal a limit on attention or positions.
+
+    It is longer than every window, chunk or number of positions in the configuration that a run of
+    max_tokens can exceed.
+    """
     reach = max_tokens or min(LONGEST, context_of(config) or LONGEST)
     numbers = re.findall(r'(?:window|chunk|position)[^"]*": (\d+)', config.to_json_string(False))
     limits = [limit for limit in map(int, numbers) if limit < reach]
@@ -305,8 +316,7 @@ def telling_length(config, max_tokens):
 
 @torch.enable_grad()
 def check_gradient(policy, adapter, rollouts):
-    """Raise UserError unless gradient checkpointing, which is usual on a GPU, leaves the gradient
-    the same."""
+    """Raise UserError if gradient checkpointing, which is usual on a GPU, changes the gradient."""
     both = []
     for grad_checkpoint in (False, True):
         with policy.use(adapter):
@@ -315,5 +325,5 @@ def check_gradient(policy, adapter, rollouts):
         both.append(torch.cat([g.flatten() for g in gradient if g is not None]))
     plain, again = both
     if not (again - plain).norm() <= 0.05 * plain.norm():
-        raise UserError(f"{policy.lm.config.model_type} models compute something else in train "
-                        "mode: their gradient changes under gradient checkpointing")
+        raise UserError(f"{policy.lm.config.model_type} models compute something different in "
+                        "train mode: gradient checkpointing changes their gradient")

@@ -1,6 +1,6 @@
-"""Export D_train, for those who outgrow one GPU and continue in veRL.
+"""Export D_train, for users who outgrow one GPU and continue in veRL.
 
-Paper: its own experiments ran in veRL.
+Paper: its authors ran their experiments in veRL.
 
 Usage: `python genenv.py export RUN --out tasks.jsonl`. Each task of D_train, base tasks included,
 becomes a record
@@ -14,18 +14,19 @@ and veRL scores responses with `compute_score` below, which is Eq. 1 of this pro
 
     custom_reward_function.path=scripts/export.py custom_reward_function.name=compute_score
 
-It may be called on any thread, but only on the main thread can it stop a slow puzzle of `gym`.
+It may be called on any thread, but it can stop a slow scorer of `--world gym` only on the main one.
 
 The adapters need no export: they are PEFT folders. model/README.md shows how to merge one.
 
-Deviations: ground_truth is a text, because parquet needs one type per column
-(`pandas.read_json(F, lines=True).to_parquet(...)`). Traces are left out: they would be stale there.
+Deviations: ground_truth is a text, because parquet (`pandas.read_json(F, lines=True).to_parquet(
+...)`) needs one type per column. Traces are left out, because a new trainer must not learn from
+attempts of an older agent.
 """
 import json
 import sys
 from pathlib import Path
 
-# veRL loads this file by its path: add the project's folder, one level up.
+# veRL loads this file by its path, so Python has to be told where the project's folder is.
 sys.path.append(str(Path(__file__).resolve().parent.parent))
 
 from data_pool import Task, TrainPool
@@ -33,7 +34,7 @@ from errors import check_overwrite, require_file, write_whole
 from support.options import COMMANDS, Parser, saved_options
 from worlds import load_world
 
-BEGINNING = b'{"data_source": "genenv/'  # every written line begins so
+BEGINNING = b'{"data_source": "genenv/'  # of every exported file
 
 
 def main(argv) -> int:
@@ -52,13 +53,13 @@ def main(argv) -> int:
 
 
 def verl_records(run_folder) -> list[dict]:
-    """Return every task of D_train of a run as a veRL record, base tasks first."""
+    """Return every task of a run's D_train as a veRL record, base tasks first."""
     o = saved_options(run_folder)
     world = load_world(o.world)(o)
     path = Path(run_folder, "train.jsonl")
-    require_file(path)  # a pool without its file would hold only base tasks
+    require_file(path)  # without its file, the pool would silently hold only base tasks
     pool = TrainPool(path, world.base_tasks())
-    # Tell compute_score which form of answers the run was trained with.
+    # The source tells compute_score in which form the run's agent gives its answers.
     source = f"genenv/{o.world}"
     if world.form:
         source += f"/{world.form}"

@@ -1,16 +1,16 @@
-"""Stop at any moment and resume bit for bit: run folders and their locks, checkpoints, signals.
+"""Stop a run at any moment and resume it bit for bit: folders and locks, checkpoints, signals.
 
 Usage: `python genenv.py --resume --out runs/000-genenv`. checkpoint.pt is written at the end of
 every epoch, after a step if the last checkpoint is a minute old, and on SIGINT or SIGTERM after the
-current step, unless that takes too long. It holds both adapters and optimisers, the generators, the
-progress inside an epoch, and the lengths of the append-only files. On resume these files are cut
-back to those lengths, the pools are read from them, and the run continues as if nothing had
-happened: 2 + 1 epochs equal 3, bit for bit on one machine. A kill, or a stop within a step, loses
-what came after the last checkpoint. The reference policy needs no checkpoint: it is the base with
-both adapters off.
+current step, unless that takes too long. It holds both adapters and optimisers, the random
+generators, the progress inside an epoch, and the lengths of the append-only files. On resume, these
+files are cut back to those lengths, the pools are read from them, and the run continues as if
+nothing had happened: 2 + 1 epochs equal 3, bit for bit on one machine. After a kill, or a stop
+within a step, everything since the last checkpoint is lost. The reference policy needs no
+checkpoint: it is the base model with both adapters off.
 
-A damaged or incompletely copied folder is refused in one line and left unchanged: the checkpoint
-begins with a hash of the rest of it, and contains a hash of each append-only file.
+A damaged or incompletely copied folder is refused in one line and left unchanged. To recognise one,
+a checkpoint begins with a hash of its own contents and contains a hash of each append-only file.
 """
 import fcntl  # Linux and macOS; on Windows use WSL
 import hashlib
@@ -33,8 +33,8 @@ from policy import Rollout
 from support.origin import check_origin
 
 FILES = ("metrics.jsonl", "samples.jsonl", "train.jsonl", "env.jsonl")
-PATIENCE = 7  # seconds: a step that ends this soon after a signal is kept
-OLD = 60      # seconds: the end of a step replaces a checkpoint that is older
+PATIENCE = 7  # seconds that a step may still take after a signal; a longer one is lost
+OLD = 60      # seconds; if the last checkpoint is older, the end of a step writes a new one
 
 
 # ---------------------------------------------------------------------------------------------
@@ -43,13 +43,13 @@ OLD = 60      # seconds: the end of a step replaces a checkpoint that is older
 
 @contextmanager
 def claimed_folder(o):
-    """Yield a run's folder and its lock, which is held until it is closed.
+    """Yield a run's folder and its lock, which the caller has to close.
 
     Remove a new folder if its run cannot begin. Raise UserError rather than overwrite a run.
     """
     is_new = not o.out or not Path(o.out).exists()
     folder = choose_folder(o)
-    lock = lock_folder(folder)  # if another run has just made the folder, it is not removed
+    lock = lock_folder(folder)  # outside `try`: a folder that another run has locked must stay
     try:
         yield folder, lock
     except BaseException:
@@ -59,12 +59,15 @@ def claimed_folder(o):
 
 
 def choose_folder(o) -> Path:
-    """Return a run's folder, made at once because another run may start at the same time."""
+    """Return a run's folder, and create it if it does not exist.
+
+    Raise UserError if --out holds something else and the run is not resumed.
+    """
     if not o.out:
         return next_free_folder(o.variant)
     folder = Path(o.out)
     folder.mkdir(parents=True, exist_ok=True)
-    # a run that is killed before its first epoch leaves only these
+    # a run that was killed before it had written config.json leaves only these
     contents = {path.name for path in folder.iterdir()} - {"lock", "tmp-config.json"}
     if contents and not o.resume:
         raise UserError(f"--out {folder} is not empty: choose another; to resume a run there, add "
@@ -73,11 +76,11 @@ def choose_folder(o) -> Path:
 
 
 def next_free_folder(variant: str) -> Path:
-    """Make runs/NNN-VARIANT with the lowest free number."""
+    """Create runs/NNN-VARIANT, with the lowest free number, and return it."""
     for number in count():
         folder = Path("runs") / f"{number:03d}-{variant}"
         if not list(Path("runs").glob(f"{number:03d}-*")):
-            with suppress(FileExistsError):  # another run took it first
+            with suppress(FileExistsError):  # another run took it in the meantime
                 folder.mkdir(parents=True)
                 return folder
 
@@ -85,7 +88,7 @@ def next_free_folder(variant: str) -> Path:
 def lock_folder(folder: Path):
     """Return the folder's lock: an open file, locked until it is closed or the process dies.
 
-    Raise UserError if another program uses the folder, or if the disk does not support locks.
+    Raise UserError if another program is using the folder, or if its disk does not support locks.
     """
     handle = open(folder / "lock", "ab")
     try:
@@ -118,7 +121,7 @@ def _sha256(data) -> str:
 
 
 def write(path, state: dict):
-    """Save a state after a hash of its bytes, atomically."""
+    """Write a hash of a state's bytes, then the state, to a file, atomically."""
     # serialise in memory first: torch's own writer hides a full disk
     buffer = BytesIO()
     torch.save(state, buffer)
@@ -131,7 +134,8 @@ def read(path) -> dict:
     digest, state = data[:64], data[64:]
     if digest != _sha256(state).encode():
         raise UserError(f"{path} is damaged ({len(data)} bytes): replace it with an intact copy")
-    # allow only these classes and Python's own, so that a stranger's file cannot run code
+    # allow only these classes beside tensors and Python's basic types: otherwise a stranger's file
+    # could run code
     with torch.serialization.safe_globals([EnvRecord, Rollout, Task, Trace, Trial]):
         return torch.load(BytesIO(state), weights_only=True, map_location="cpu")
 
@@ -154,11 +158,11 @@ def save(run):
 
 
 def load(run):
-    """Restore `run` from its checkpoint, and cut the append-only files back to its lengths.
+    """Restore `run` from its checkpoint, and cut the append-only files to the lengths listed there.
 
     Everything is checked before anything is cut. A run that was killed before its first checkpoint
-    starts from the beginning. Raise UserError naming what has changed since the run began, or what
-    the run did not write.
+    starts from the beginning. Raise UserError if a fixed input has changed since the run began, or
+    if a file is missing, damaged or from another run.
     """
     path = run.folder / "checkpoint.pt"
     if not path.is_file():
@@ -170,39 +174,41 @@ def load(run):
     check_origin(saved["origin"], run.origin, run.o.alpha_schedule)
     last_epoch = saved["state"]["epoch"] - 1
     if last_epoch > run.o.epochs:
-        raise UserError(f"--epochs is {run.o.epochs}: {run.folder} has already finished epoch "
+        raise UserError(f"--epochs is {run.o.epochs}, but {run.folder} has already finished epoch "
                         f"{last_epoch}")
     check_files(run.folder, saved["files"])
     with one_line(path, "does not fit the options in config.json"):
         restore(run, saved)
-    # drop what was written after the checkpoint: the run will do that work again
+    # drop what was written after the checkpoint, because the run will do that work again
     for name, (size, _) in saved["files"].items():
         if (run.folder / name).is_file():
             os.truncate(run.folder / name, size)
     if run.state.epoch:  # metrics.jsonl has no record until epoch 0 ends
         run.history = read_jsonl(run.folder / "metrics.jsonl")
-    print(f"resumed {run.folder}: {run.state.epoch} of {run.o.epochs + 1} epochs, "
+    print(f"resumed {run.folder} after {run.state.epoch} of {run.o.epochs + 1} epochs and "
           f"{run.state.step} steps")
 
 
 def check_files(folder: Path, files: dict):
-    """Raise UserError unless each of FILES begins with its contents at the checkpoint.
+    """Raise UserError unless each of FILES still begins with what it held at the checkpoint.
 
     files: {name: [its size then, its hash then]}.
     """
     for name, (size, digest) in files.items():
         data = _read(folder / name)[:size]
         if _sha256(data) != digest:
-            raise UserError(f"{folder / name} is incomplete, or is not what this run wrote: "
-                            "copy the folder again")
+            raise UserError(f"{folder / name} is incomplete, or not what this run wrote: copy the "
+                            "whole folder again")
 
 
 def check_nothing_to_lose(folder: Path):
-    """Raise UserError if a folder without a checkpoint holds more than the one record that a run
-    killed in epoch 0 can leave behind."""
+    """Raise UserError if a folder without a checkpoint has the metrics of more than one epoch.
+
+    A run that was killed before its first checkpoint can have written only those of epoch 0.
+    """
     if _read(folder / "metrics.jsonl").count(b"\n") > 1:
-        raise UserError(f"{folder} has files later than its first checkpoint, but no "
-                        "checkpoint.pt: copy it as well, or choose another --out")
+        raise UserError(f"{folder} holds more than one epoch, but no checkpoint.pt: copy that as "
+                        "well, or choose another --out")
 
 
 def restore(run, saved: dict):
@@ -225,9 +231,8 @@ def restore(run, saved: dict):
 def stop_signals(run):
     """Turn SIGINT and SIGTERM into a request to stop after the current step.
 
-    If the step takes too long, an alarm interrupts it; a second signal does so at once. The run
-    then resumes
-    from its last checkpoint.
+    If the step takes longer than PATIENCE, an alarm interrupts it; a second signal does so at once.
+    The run then has to be resumed from its last checkpoint.
     """
     def note(number, frame):
         if run.stop:
@@ -235,23 +240,23 @@ def stop_signals(run):
         run.stop = number
         signal.alarm(PATIENCE)
         # on a separate line, below a progress bar
-        print(f"\nstopping at the end of this step, after {PATIENCE} seconds, or at a second "
-              "signal", flush=True)
+        print(f"\nstopping at the end of this step, but at the latest after {PATIENCE} seconds or "
+              "at a second signal", flush=True)
 
     command = resume_command(run.folder)
     after_that = f"once that is fixed, resume with: {command}"
     numbers = signal.SIGINT, signal.SIGTERM, signal.SIGALRM
     if threading.current_thread() is not threading.main_thread():
-        numbers = ()  # Python handles signals only there
+        numbers = ()  # Python lets only the main thread install handlers
     former = {number: signal.signal(number, note) for number in numbers}
     try:
         yield
     except KeyboardInterrupt:
         raise Stopped(run.stop, f"stopped within a step of epoch {run.state.epoch}; resume from "
                       f"the last checkpoint with: {command}") from None
-    except (UserError, OSError) as error:  # the latter from a full disk
+    except (UserError, OSError) as error:  # an OSError may mean that the disk is full
         raise UserError(f"{run.folder}: {first_line(error)}; {after_that}") from error
-    except Exception as error:  # perhaps from a user's own Python: its traceback follows
+    except Exception as error:  # perhaps from a user's own code, which needs the traceback
         error.add_note(after_that)
         raise
     finally:
@@ -261,14 +266,14 @@ def stop_signals(run):
 
 
 def end_step(run, steps=1):
-    """Save if the last checkpoint is old. Save and raise Stopped if a signal came.
+    """Save if the last checkpoint is old. After a signal, save and raise Stopped.
 
-    steps: 1 after a step, 0 before the first.
+    steps: how many steps to add to the epoch's count, 1 after a step and 0 before the first.
     """
     is_due = run.stop or time.monotonic() - run.saved_at > OLD
     if not is_due or run.state.epoch > run.o.epochs:
         return
-    signal.alarm(0)  # nothing interrupts the checkpoint
+    signal.alarm(0)  # do not interrupt the checkpoint
     run.state.step += steps  # turn the index of the last step into a count
     run.count_seconds()
     save(run)

@@ -1,10 +1,11 @@
 """Record what a run began with: options, code, task files, models and kind of device.
 
-Usage: a checkpoint holds `origin(o, policy)`; on resume `check_origin` compares it with the present
-one. scripts/compare.py distinguishes settings by the `code_versions` in config.json. A warm start
-compares `inputs` and the hashes of its world's files.
+Usage: a checkpoint holds `origin(o, policy)`; on resume, `check_origin` compares it with a new one.
+scripts/compare.py distinguishes settings by the `code_versions` in config.json. A warm start that
+is resumed compares its `inputs` and the hashes of its world's files.
 
-Deviations: edited code does not stop a run, so that a mistake in a world or a fork can be fixed.
+Deviations: a run may be resumed with edited code, so that a mistake in a world or a fork can be
+fixed.
 """
 import hashlib
 import inspect
@@ -19,9 +20,9 @@ from support.options import MAY_CHANGE, NAMED, flat
 from worlds import load_world, world_names
 
 PROJECT = Path(__file__).resolve().parents[1]
-# files that make up the method; curriculum.py is split into its functions below
+# the files that make up the method, except curriculum.py, which code_versions splits up
 METHOD = "genenv.py", "interaction.py", "policy.py", "grpo.py", "rwr.py", "data_pool.py"
-NOT_COMPARED = {*MAY_CHANGE, "code"}
+NOT_COMPARED = {*MAY_CHANGE, "code"}  # options that may differ on resume
 
 
 # ---------------------------------------------------------------------------------------------
@@ -31,8 +32,9 @@ NOT_COMPARED = {*MAY_CHANGE, "code"}
 def code_versions(o) -> dict:
     """Return a run's code as {file, or function of curriculum.py: its hash}.
 
-    If a file was edited between a stop and a resume, its text lists the hashes in order. Functions
-    of curriculum.py that no option names do not count: adding one changes no run.
+    If one of them was edited before the run was resumed, its former hashes come first, as in
+    "1a2b3c, then 4d5e6f". Schedules and other functions in curriculum.py that an option could name
+    but does not name are left out, because adding one changes no run.
     """
     hashes = file_hashes([*METHOD, *world_files(o.world)])
     rest = inspect.getsource(curriculum)
@@ -42,7 +44,8 @@ def code_versions(o) -> dict:
             rest = rest.replace(code, "")
             if name == getattr(o, option):
                 hashes[prefix + name] = short_hash(code)
-    hashes["curriculum.py"] = short_hash("".join(rest.split()))  # ignore blank lines left behind
+    # ignore white space: blank lines remain where a function was cut out
+    hashes["curriculum.py"] = short_hash("".join(rest.split()))
 
     for name, digest in hashes.items():
         former = o.code.get(name, digest)
@@ -52,18 +55,20 @@ def code_versions(o) -> dict:
 
 
 def file_hashes(names) -> dict:
-    """Return {file of the project: its hash}; the current folder does not matter."""
+    """Return {file: its hash}. names: paths relative to the project's folder."""
     return {name: short_hash((PROJECT / name).read_text()) for name in names}
 
 
 def short_hash(text: str) -> str:
-    """Return six hex digits, short enough to compare by eye."""
+    """Return the first six hex digits of a text's hash, short enough to compare by eye."""
     return hashlib.sha256(text.encode()).hexdigest()[:6]
 
 
 def world_files(name: str) -> list:
-    """Return the files of worlds/ that a world may use: not probes, nor other worlds unless it
-    imports them."""
+    """Return the files of worlds/ on which a world's results may depend.
+
+    probe.py, template.py and the files of other worlds are left out unless the world imports them.
+    """
     code = Path(inspect.getfile(load_world(name))).read_text()
     others, paths = {"probe", "template", *world_names()} - {name}, []
     for path in sorted(PROJECT.glob("worlds/**/*.py")):
@@ -94,10 +99,13 @@ def inputs(o) -> dict:
 
 
 def origin(o, policy) -> dict:
-    """Return what a run begins with, fixed and changeable parts. policy: the agent's."""
+    """Return what a run begins with. policy: the agent's.
+
+    Only "fixed" must stay the same on resume.
+    """
     fixed = {"the kind of device": policy.device.type, **inputs(o)}
     if not o.model:
-        # an edited world may train a different one
+        # the world made this model itself; after an edit it may make a different one
         fixed["the world's base model"] = weights_of(policy.source)
     for name, value in flat(o).items():
         if name not in NOT_COMPARED:
@@ -106,19 +114,19 @@ def origin(o, policy) -> dict:
 
 
 def check_origin(then: dict, now: dict, schedule: str):
-    """Raise UserError if a fixed input has changed since the run began.
+    """Raise UserError if something fixed has changed since the run began.
 
-    Print which code was edited, and whether a new --epochs may bend the schedule. then, now: as
-    `origin` returns them.
+    Print which code was edited, and a warning if a new --epochs may change the course of alpha.
+    then, now: results of `origin`. schedule: the value of --alpha-schedule.
     """
     for name, value in then["fixed"].items():
         present = now["fixed"].get(name)
         if present != value:
-            raise UserError(f"{name} was {value!s:.20} when this run began and is {present!s:.20}: "
-                            "restore it, or start a new run")
+            raise UserError(f"{name} was {value!s:.20} when this run began, now it is "
+                            f"{present!s:.20}: restore it, or start a new run")
     changes = [name for name, hashes in now["code"].items() if then["code"].get(name) != hashes]
     if changes:
         print(f"edited since this run began: {', '.join(changes)}")
     if now["epochs"] != then["epochs"] and schedule != "constant":
         print(f"--epochs was {then['epochs']} and is {now['epochs']}: if --alpha-schedule "
-              f"{schedule} follows the length of the run, alpha changes course here")
+              f"{schedule} depends on the length of the run, alpha changes course here")

@@ -1,8 +1,9 @@
 """Try the functions of curriculum.py that the options name, before anything is trained.
 
-Usage: support/options.py calls `try_functions`. If a function fails, or returns a wrong value on
-which a run would silently train, one line reports its place in curriculum.py before the run begins.
-A wrong value during a run is one line too; a failure is an ordinary traceback.
+Usage: support/options.py calls `try_functions`. If a function raises an exception, or returns a
+wrong value on which a run would silently train, one line reports its place in curriculum.py before
+the run begins. During a run, a wrong value is still reported in one line, but an exception ends in
+an ordinary traceback.
 """
 from contextlib import contextmanager
 
@@ -14,7 +15,10 @@ MOST_TRIED = 1000  # try at most this many epochs
 
 
 def try_functions(o):
-    """Call the four functions on values like those of a run. Raise UserError if one fails."""
+    """Call the four functions on values like those of a run.
+
+    Raise UserError if one of them fails or returns a wrong value.
+    """
     p_hats = [k / o.G for k in range(o.G + 1)]
     with trying("alpha_", o.alpha_schedule) as schedule:
         try_schedule(schedule, o)
@@ -28,7 +32,7 @@ def try_functions(o):
         for weight in weights:
             checked(weigh, weight, 0)
     with trying("agent_reward_", o.agent_reward) as reward:
-        # a right attempt, as short as possible, and a wrong one that was cut off
+        # try the shortest possible attempt, which is right, then a wrong one that was cut off
         checked(reward, reward(Trace("7", 1.0, True, False, 1, 1.0)), 0, 1)
         cut_off = Trace("7 7 7", 0.0, False, True, o.max_response_tokens, 0.0)
         checked(reward, reward(cut_off), 0, 1)
@@ -36,8 +40,8 @@ def try_functions(o):
 
 @contextmanager
 def trying(prefix: str, name: str):
-    """Yield a function of curriculum.py. Raise UserError if it is not there, or fails in this
-    block."""
+    """Yield a function of curriculum.py. Raise UserError if there is none of that name, or if the
+    code in the `with` block, which calls it, raises an exception."""
     functions = curriculum.functions(prefix)
     if name not in functions:
         raise UserError(f"curriculum.py has no function {prefix}{name}: {choose(name, functions)}")
@@ -48,7 +52,8 @@ def trying(prefix: str, name: str):
 
 
 def try_schedule(schedule, o):
-    """Try it in every epoch, with an agent that solves half of the tasks and with no tasks."""
+    """Call a schedule for every epoch of a run, first with an agent that solves half of the tasks,
+    then without any new tasks."""
     for success, mixed, count in ((0.5, 0.9, 1), (0.0, None, 0)):
         alpha = o.alpha
         for epoch in range(1, min(o.epochs, MOST_TRIED) + 1):

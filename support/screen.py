@@ -1,10 +1,11 @@
 """Format what a run prints: a banner, one line per epoch, the time left, the closing words.
 
-Usage: support/run.py prints these texts, which are made from a run's options and the records of its
-metrics.jsonl.
+Usage: genenv.py and support/run.py print these texts, which are made from a run's options and the
+records of its metrics.jsonl.
 
-Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success" always names its
-tasks: on held-out tasks it should rise, on generated tasks it should stay away from 0 and 1.
+Deviations: a figure that an epoch did not measure is a dash, not 0.00. "Success" is always printed
+with the tasks it was measured on: on held-out tasks it should rise, on generated tasks it should
+stay away from 0 and 1.
 """
 import shlex
 import textwrap
@@ -13,11 +14,12 @@ from support.figures import was_measured
 from support.report import as_text, duration, facts
 
 LEGEND = """\
-in band: new tasks near alpha, which a trained simulator imitates; entropy, and
-KL to its start: nats per token; CPU time: without validation; -: not measured
+in band: new tasks near alpha, which a trained simulator imitates
+entropy, and the simulator's KL from its start, are in nats per token
+CPU time excludes validation; a dash means not measured
          success on      mixed agent's       length   new   in   sim.     CPU
 epoch held-out generated groups entropy alpha of task tasks band    KL    time"""
-COLUMNS = (  # figure, width and format, aligned with LEGEND
+COLUMNS = (  # (figure, width, format), aligned with LEGEND
     ("epoch", 5, "d"),
     ("validation", 8, ".3f"),
     ("success_rate", 9, ".2f"),
@@ -44,10 +46,10 @@ def banner(o, folder, threads: int) -> str:
 
 
 def line(r: dict, before=()) -> str:
-    """Return the line of an epoch, shorter than 80 characters, and its warnings below it, wrapped.
+    """Return an epoch's line, shorter than 80 characters, with its warnings wrapped below it.
 
-    Of a warning that the previous epoch had too, only the name appears. before: a list that holds
-    the previous record, if there is one.
+    A warning that the previous epoch also had appears by name only. before: a list that holds the
+    previous epoch's record, if there is one.
     """
     cells = []
     for key, width, form in COLUMNS:
@@ -63,7 +65,7 @@ def line(r: dict, before=()) -> str:
 
 
 def wrapped(beginning: str, text: str) -> str:
-    """Return a text in lines of at most 80 characters, in which options and paths stay whole.
+    """Return a text wrapped to lines of 80 characters, without breaking options or paths.
 
     The first line starts with `beginning`; the others are indented to match.
     """
@@ -73,12 +75,12 @@ def wrapped(beginning: str, text: str) -> str:
 
 
 def progress(run) -> str:
-    """Return the label of an epoch's progress bar, with the time that the run will still take.
+    """Return the label of an epoch's progress bar, with an estimate of the time left in the run.
 
-    The time is known once three epochs have ended since the run was started or resumed.
+    The estimate appears once three epochs have ended since the run was started or resumed.
     """
     label = f"epoch {run.state.epoch} of {run.o.epochs}"
-    n = len(run.ends) - 1  # epochs, with validation, between the first end and the last
+    n = len(run.ends) - 1  # epochs, validation included, from the first recorded end to the last
     epochs_left = run.o.epochs + 1 - run.state.epoch
     if n < 2 or not epochs_left:
         return label
@@ -92,10 +94,10 @@ def closing_words(run) -> str:
     lines = [""]
     for name, value in facts(run.history).items():
         lines.append(wrapped(f"{name:<28}", value))
-    # explain what may surprise readers who know what alpha is for
+    # explain what may surprise a reader who expects success near alpha
     last = run.history[-1]
     if last["distinct_tasks"] and last["success_rate"] > last["alpha"] + run.o.k_min:
-        lines.append("success on generated tasks ends above alpha: expected, as the agent\n"
+        lines.append("success on generated tasks ends above alpha: expected, because the agent\n"
                      "learns from them (TROUBLESHOOTING.md, success stays above alpha)")
     lines.append(f"done; {run.folder}/report.html shows the curves, tasks and attempts")
     command = "python", "genenv.py", "ask", str(run.folder), run.world.base_tasks()[0].text

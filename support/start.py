@@ -15,19 +15,19 @@ from worlds.probe import open_world
 def start(argv) -> tuple:
     """Return (Options, World) of the run that a command line begins or resumes.
 
-    Run a command such as warm-start at once, then raise SystemExit. Raise UserError for options, a
-    world or task files that cannot be used.
+    If argv begins with a command such as warm-start, run that instead and raise SystemExit. Raise
+    UserError for options, a world or task files that cannot be used.
     """
     if argv and not argv[0].startswith("-"):
         raise SystemExit(run_command(*argv))
     o = parse_options(argv)
-    # a chat template may contain the date: keep the day on which the run began
+    # a chat template may insert the date, so a resumed run keeps the day on which it began
     o = replace(o, date=o.date or time.strftime("%Y-%m-%d"))
     return o, open_world(o)
 
 
 def run_command(name, *argv):
-    """Run one of COMMANDS. Raise UserError for any other name."""
+    """Run one of COMMANDS and return its exit code. Raise UserError for any other name."""
     if name not in COMMANDS:
         raise UserError(f"unknown command {name!r}: {choose(name, COMMANDS)}; "
                         "options begin with --")

@@ -1,25 +1,26 @@
 """Let ALFWorld's own engine run the households that the simulator writes, for a chat model.
 
-Paper: the embodied setting, the ALFWorld column. eval/alfworld.py scores the official games with
-the same prompt and the same reader of commands.
+Paper: the embodied setting, column ALFWorld of its tables. eval/alfworld.py scores the official
+games with the same prompt, and reads commands in the same way.
 
 Usage:
 
     pip install "textworld[pddl]==1.7.0" alfworld==0.4.2     # needs a C and a C++ compiler
     python genenv.py --world alfworld --model MODEL
 
-A task is written as in worlds/household.py, with one goal. alfworld.pddl and `facts_of` make a PDDL
-problem of what the household's reader understood. A model's own text never becomes PDDL or part of
-ALFWorld's texts, whose expressions the engine evaluates. Rules, texts and goals come from the
-package alfworld, and the engine's planner proves that a goal can be reached. The agent sees
-ALFWorld's observations and the admissible commands.
+A task is written as in worlds/household.py, with one goal. household.py parses it into a spec, and
+`problem` makes a PDDL problem of the spec and the template alfworld.pddl. A model's own text never
+becomes PDDL or part of ALFWorld's texts, whose expressions the engine evaluates. Rules, texts and
+goals come from the package alfworld, and the engine's planner proves that a goal can be reached.
+The agent sees ALFWorld's observations and the admissible commands.
 
-The goals are ALFWorld's six kinds. `put two mug in drawer` needs two mugs; `put lit mug in desk`
-means to look at the mug under a lamp, which our code puts on the desk. The package's seventh goal,
-with a movable receptacle, is left out: the domain has no action that puts a thing into one.
+There are six kinds of goals, as in ALFWorld. `put two mug in drawer` needs two mugs; `put lit mug
+in desk` means to look at the mug under a lamp, which our code puts on the desk. The package's
+seventh kind, with a movable receptacle, is left out, because no action of the domain puts an object
+into one.
 
-Deviations from ALFWorld: an episode has 24 commands instead of 50; each receptacle occurs only
-once; every object fits everywhere and can be cleaned, heated and cooled.
+Deviations from ALFWorld: an episode has at most 24 commands instead of 50; each receptacle occurs
+only once; every object fits everywhere and can be cleaned, heated and cooled.
 """
 import sys
 from collections import Counter
@@ -32,16 +33,18 @@ from worlds import InvalidTask, household as h
 from worlds.alfworld_text import SYSTEM, normalise, question, read_boxed
 from worlds.tiny_model import chat, in_words
 
-# {what a goal says of its object: the goal's name in the package}
+# {the word before the object in a goal: the name of this kind of goal in the package}
 GOALS = {
     "": "pick_and_place_simple", "clean": "pick_clean_then_place_in_recep",
     "hot": "pick_heat_then_place_in_recep", "cool": "pick_cool_then_place_in_recep",
     "two": "pick_two_obj_and_place", "lit": "look_at_obj_in_light"}
-# a goal as worlds/household.py reads it, with empty groups for the second object that it never has
+# Reads a goal, with the groups that household.py expects. Two are empty: they would hold the second
+# object, which a goal never has here.
 HOW = "|".join(filter(None, GOALS))
 FORM = rf"put (?:({HOW}) )?({h.THING})()() in ({h.PLACE})"
-NAMES = {"counter": "countertop", "table": "diningtable", "sink": "sinkbasin"}  # the rest agree
-N_TASKS = 2 * h.PER_RUNG  # tasks of a split, from the household's two easiest rungs
+# {receptacle in household.py: its name in ALFWorld}; all others have the same name in both
+NAMES = {"counter": "countertop", "table": "diningtable", "sink": "sinkbasin"}
+N_TASKS = 2 * h.PER_RUNG  # tasks per split, from the household's two easiest rungs
 PROBLEM = Path(__file__).with_suffix(".pddl").read_text()
 RULES = (
     "Write a household: the goal, then every receptacle and the objects in it. The goal is `put "
@@ -56,15 +59,15 @@ RULES = (
 
 
 def make_task(text, *rest) -> Task:
-    """Read a household with a single goal as a task.
+    """Return the task that a text describes: a household with a single goal.
 
-    rest: the last fields of Task. Raise InvalidTask if it is not one.
+    rest: the fields of Task after its spec. Raise InvalidTask if the text describes no such task.
     """
     return h.read_task(text, *rest, goal_pattern=FORM, copies=2)
 
 
 def facts_of(spec) -> str:
-    """Return a household as facts of PDDL: what is there, what is open, where the objects are."""
+    """Return a household as PDDL facts: its receptacles, which are open, where its objects are."""
     facts, numbers = [], Counter()
     for place, closed, things in spec["house"]:
         name = NAMES.get(place, place)
@@ -79,7 +82,7 @@ def facts_of(spec) -> str:
 
 
 def problem(spec):
-    """Return (a household as a PDDL problem, its goal as ALFWorld words it)."""
+    """Return (a household as a PDDL problem, its goal in ALFWorld's words)."""
     from alfworld.gen.goal_library import gdict
     how, thing = spec["goal"][0]
     target = NAMES.get(spec["target"], spec["target"])
@@ -98,7 +101,7 @@ def problem(spec):
 
 @lru_cache
 def engine():
-    """Return ALFWorld's engine. It serves every game, so rules and texts are read only once."""
+    """Return ALFWorld's engine. One serves every game, so rules and texts are read only once."""
     from alfworld.info import ALFRED_PDDL_PATH, ALFRED_TWL2_PATH
     from textworld import EnvInfos
     from textworld.envs.pddl import PddlEnv
@@ -113,31 +116,31 @@ def engine():
 
 
 def first_moment(home):
-    """Return what the engine shows at the start of a household, with its planner's commands.
+    """Return what the engine shows at the start of a household, including its planner's commands.
 
-    Raise InvalidTask for a household that it cannot play.
+    home: the household as text. Raise InvalidTask if its goal cannot be reached.
     """
     arguments, game = sys.argv, engine()
     game._game_data["pddl_problem"], goal = problem(make_task(home).spec)
     try:
         shown = game.reset()
-    # the translator reports an unreachable goal in these ways
+    # each of these may be how the PDDL translator reports an unreachable goal
     except (SystemExit, KeyError, RuntimeError):
         raise InvalidTask("unsolvable") from None
     finally:
-        sys.argv = arguments  # the translator sets its own
+        sys.argv = arguments  # the translator has replaced them
     shown.feedback = shown.feedback.replace("UNKNOWN GOAL", goal)
     shown["extra.state"] = game._pddl_state
     return shown
 
 
-@lru_cache(4096)  # moments of all games together
+@lru_cache(4096)  # for the moments of all games together
 def moment(home, *commands):
-    """Return what the engine shows of a household, a text, after some admissible commands."""
+    """Return what the engine shows after some admissible commands. home: the household as text."""
     if not commands:
         return first_moment(home)
     earlier = [moment(home, *commands[:n]) for n in range(len(commands))]
-    # the engine holds one game at a time, so restart this one ...
+    # the engine plays one game at a time, so restart this one ...
     game, state = engine(), earlier[0]["extra.state"]
     state._facts.clear()
     state.add_facts(earlier[0]["_facts"])
@@ -156,9 +159,10 @@ def moment(home, *commands):
 
 
 def with_goals(homes, turn=0) -> list:
-    """Return the first homes of one of the household's splits, with each kind of goal in turn.
+    """Return tasks made of the first homes of a split of the household, each kind of goal in turn.
 
-    Their own goals name only a place. turn: shifts the kinds, so that each home gets another.
+    In these homes the goal only names an object and a place, so any kind of goal can be made of it.
+    turn: shifts the kinds, so that each home gets a different one.
     """
     tasks = []
     for number, home in enumerate(homes[:N_TASKS]):
@@ -180,17 +184,17 @@ class World(worlds.World):
     INSTALL = "pip install 'textworld[pddl]==1.7.0' alfworld==0.4.2 (needs C and C++ compilers)"
     REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable")
     DEFAULTS = {"max_prompt_tokens": 1024, "max_response_tokens": 128, "max_task_tokens": 160}
-    # an agent without luck goes to all 8 receptacles, opens 5 and then needs at most 8 commands
+    # an unlucky agent goes to all 8 receptacles, opens 5 and then needs at most 8 commands
     max_turns, max_episode_tokens = 24, 6144
     category_name = "goal"
     same_task_key = staticmethod(h.key_of)
 
     def base_tasks(self):
-        """Return homes of five receptacles."""
+        """Return tasks in homes of five receptacles."""
         return with_goals(h.base())
 
     def validation_tasks(self, split="validation"):
-        """Return homes of five or six receptacles."""
+        """Return tasks in homes of five or six receptacles."""
         return with_goals(h.held_out()[split])
 
     # ---- the two roles
@@ -201,7 +205,7 @@ class World(worlds.World):
         return chat(SYSTEM, f"{shown.feedback}\n\n{question(shown['admissible_commands'])}")
 
     def env_prompt(self, seed_task, success):
-        """Return chat messages for the simulator: the form, the seed task and its success."""
+        """Return the simulator's chat messages: the rules, the seed task and its success rate."""
         return chat(RULES, f"Vary, {in_words(success)}: {seed_task.text}")
 
     def parse_task(self, text, seed_task, epoch):
@@ -214,13 +218,14 @@ class World(worlds.World):
     # ---- Eq. 1
 
     def start(self, task):
-        """Return the state of an episode: its household, then the admissible commands so far."""
+        """Return the initial state: a list with the household's text, to which `respond` adds each
+        admissible command."""
         return [h.household(task.spec)]
 
     def respond(self, task, state, text):
-        """Let the engine execute a turn, which changes state, and return the observation.
+        """Let the engine execute a turn, add its command to `state`, and return the observation.
 
-        Return None when the goal is reached.
+        Return None if the goal is reached. A turn that is not admissible does nothing.
         """
         shown = moment(*state)
         options, feedback = shown["admissible_commands"], "Nothing happens."
@@ -232,9 +237,9 @@ class World(worlds.World):
         return None if shown["won"] else f"{feedback}\n\n{question(options)}"
 
     def score(self, task, response):
-        """Return Eq. 1: 1 if the goal is reached, else 0; valid: every turn was admissible.
+        """Return (Eq. 1: 1 if the goal is reached, else 0; whether every turn was admissible).
 
-        response: the agent's turns, a list of texts. They are executed again from the start.
+        response: the list of the agent's turns, which are executed again from the start.
         """
         home, *commands = self.replay(task, response)
         return float(moment(home, *commands)["won"]), 0 < len(commands) == len(response)
@@ -247,15 +252,15 @@ class World(worlds.World):
     # ---- what the figures need
 
     def category(self, task):
-        """Return ALFWorld's name of the goal."""
+        """Return ALFWorld's name for the kind of goal."""
         return GOALS[task.spec["goal"][0][0]]
 
     # ---- warm start
 
     def warm_start_pairs(self, turn=0):
-        """Return the planner's episodes on the base tasks, and variations with other goals.
+        """Return the planner's episodes on the base tasks, and variations of them with other goals.
 
-        The goals of the variations change from pass to pass.
+        These goals change from pass to pass.
         """
         pairs = {"agent": [], "env": []}
         variations = with_goals(h.base(), 1 + turn % 5)

@@ -1,8 +1,8 @@
-"""Try a world before its run: its methods on a few tasks, then its texts on the model.
+"""Try a world before its run: first its methods, on a few tasks, then its texts, on the model.
 
-Usage: `open_world(o)` opens and tries the world named by a run's options;
-`check_texts_survive(world, policy)` tries its texts once the model is loaded. A mistake in a user's
-own world is reported in one line with its place in the file, before anything is trained.
+Usage: `open_world(o)` opens and tries the world that a run's options name.
+`check_texts_survive(world, policy)` tries the world's texts once the model is loaded. A mistake in
+a user's own world is reported in one line, with its place in the file, before anything is trained.
 """
 import inspect
 import json
@@ -15,9 +15,9 @@ from worlds import InvalidTask, World, load_world, special_token_in, task_keys, 
 
 
 def open_world(o) -> World:
-    """Return the world named by a run's options, tried on a few tasks.
+    """Return the world that a run's options name, after trying it on a few tasks.
 
-    Raise UserError if it fails.
+    Raise UserError if the world fails.
     """
     world_class = load_world(o.world)
     with users_code(inspect.getfile(world_class)):
@@ -28,10 +28,10 @@ def open_world(o) -> World:
 
 
 def try_world(world):
-    """Call a world's methods as a run will, on a few tasks of each split, before loading a model.
+    """Call a world's methods as a run will, on a few tasks of each split, before a model is loaded.
 
-    Raise UserError for a value that the loop cannot use or would silently train on, and for a task
-    in two splits.
+    Raise UserError for a value that the loop cannot use or on which it would silently train, and
+    for a task that is in two splits.
     """
     note_near_misses(type(world))
     splits = {"base": world.base_tasks(), "validation": world.validation_tasks(),
@@ -44,19 +44,20 @@ def try_world(world):
         expect(is_list, method, "a list of Tasks, not empty", tasks)
         for task in tasks:
             is_right = is_task(task) and (task.origin == "base" or split != "base")
-            rule = "Tasks with a text and a spec for JSON; base tasks of origin 'base'"
+            rule = "Tasks with a text and a plain JSON spec, base tasks with the origin 'base'"
             expect(is_right, method, rule, task)
             for key in task_keys(world, task):
                 is_new = split_of.setdefault(key, split) == split
                 expect(is_new, method, "no task that another split has", task)
-        # three at most, spread over the list
+        # try three at most, spread over the list
         for task in tasks[::1 + len(tasks) // 3]:
             try_task(world, task)
     warn_if_prompts_contain_answers(world, splits["base"][:20])
 
 
 def note_near_misses(world_class):
-    """Print a world's methods whose names nearly match an optional one: they are never called."""
+    """Print each method of a world that a run will never call, but whose name nearly matches that
+    of an optional method: it may be misspelt."""
     missing = vars(World).keys() - vars(world_class)
     for name in vars(world_class).keys() - vars(World):
         for near in get_close_matches(name, missing, 1, 0.7):
@@ -65,13 +66,14 @@ def note_near_misses(world_class):
 
 
 def expect(is_right, method, rule: str, value="others", argument="this call"):
-    """Raise a UserError with the rule and the method's value unless the value is right."""
+    """Raise a UserError unless is_right. It reports the rule, what the method returned and for what
+    argument."""
     if not is_right:
         raise wrong_value(inspect.unwrap(method), rule, value, repr(argument)[:200])
 
 
 def is_task(task) -> bool:
-    """Return whether it is a Task with a text, and a spec that survives JSON unchanged."""
+    """Return whether a value is a Task with a text, and with a spec that JSON does not change."""
     if not isinstance(task, Task) or not task.text:
         return False
     return json.loads(json.dumps(task.spec)) == task.spec
@@ -83,7 +85,7 @@ def warn_if_prompts_contain_answers(world, tasks):
     for task in tasks:
         prompt = "\n".join(task_texts(world.agent_prompt(task)))
         gold = world.gold(task)
-        # a shorter answer, such as a number, may appear by chance
+        # an answer of three characters or fewer, such as a number, may appear there by chance
         if len(gold) > 3 and gold in prompt:
             copied.append(gold)
     if len(copied) > len(tasks) / 2:
@@ -93,13 +95,13 @@ def warn_if_prompts_contain_answers(world, tasks):
 
 # ---- a task
 
-# {method that takes a task: the types that it may return}
+# {method of one argument, a task: the types that it may return}
 RETURNS = {"agent_prompt": (str, list), "category": str, "leaks": str, "skills": (list, tuple),
            "task_length": (int, float)}
 
 
 def try_task(world, task):
-    """Call the methods that the loop calls on a task."""
+    """Call on one task the methods that the loop will call. Raise UserError for a wrong value."""
     for name, types in RETURNS.items():
         method = getattr(world, name)
         value = method(task)
@@ -108,7 +110,7 @@ def try_task(world, task):
         prompt = world.env_prompt(task, success)
         rule = "a text or chat messages"
         expect(isinstance(prompt, (str, list)), world.env_prompt, rule, prompt, task)
-    # try texts as responses of the agent, and as if the simulator had written them
+    # try each text as a response of the agent, and as if the simulator had written it
     gold = world.gold(task)
     rewards = {}
     for text in ("", "?", task.text, gold):
@@ -118,25 +120,25 @@ def try_task(world, task):
         rewards[text] = score[0]
         try_parse(world, task, text)
     expect(rewards[""] == 0, world.score, "no reward for an empty response", rewards[""], task)
-    # a world without right answers has the gold ""
+    # if the world has no right answer, the gold is "" and earns 0
     expect(rewards[gold] == bool(gold), world.gold, "a response that scores 1", gold, task)
 
 
 def response_of(world, task, text):
-    """Return a text as a response to a task: in an episode its lines are the turns."""
+    """Return a text in the form of a response to a task: in an episode, the list of its lines."""
     return text if world.start(task) is None else text.split("\n")
 
 
 def try_parse(world, seed_task, text):
-    """Parse a text as if the simulator had written it."""
+    """Parse a text as if the simulator had written it. Raise UserError for a wrong result."""
     try:
         task = world.parse_task(text, seed_task, 1)
         is_right = is_task(task) and task == replace(
             task, origin="env", seed_task=seed_task.id, epoch=1)
     except InvalidTask as reason:
         is_right, task = str(reason) in world.REASONS, reason
-    rule = ("a Task of 'env' with its seed task's id and epoch, or raise InvalidTask with one of "
-            "REASONS")
+    rule = ("a Task of origin 'env', with its seed task's id and its epoch, or raise InvalidTask "
+            "with one of REASONS")
     expect(is_right, world.parse_task, rule, task, text)
 
 
@@ -144,10 +146,11 @@ def try_parse(world, seed_task, text):
 
 
 def check_texts_survive(world, policy, teacher=()):
-    """Try the texts of every base, held-out and teacher's task with a policy.
+    """Try the texts of all base tasks, held-out tasks and a teacher's tasks with a policy.
 
-    Raise UserError for a chat template that drops a message (`encode`), a prompt over
-    --max-prompt-tokens, and a right answer that this policy cannot write or that is too long.
+    Raise UserError for a task that spells a control token, a prompt over --max-prompt-tokens, a
+    right answer that is too long or that this policy cannot write, and, through `encode`, for a
+    chat template that drops a message.
     """
     held_out = *world.validation_tasks(), *world.validation_tasks("tuning")
     for task in [*world.base_tasks(), *teacher, *held_out]:
@@ -157,10 +160,10 @@ def check_texts_survive(world, policy, teacher=()):
 
 
 def text_fault(world, policy, task) -> str:
-    """Return why a task does not survive a policy's tokenizer and chat template, or ""."""
+    """Return why a task cannot be used with a policy's tokenizer and chat template, or ""."""
     token = special_token_in(task, policy.tokenizer)
     if token:
-        return f"spells {token!r}, a control token of this model: remove or reword it"
+        return f"spells {token!r}, a control token of this model: remove or reword the task"
     for prompt in (world.agent_prompt(task), world.env_prompt(task, None)):
         number = len(policy.encode(prompt))
         if number > world.o.max_prompt_tokens:
