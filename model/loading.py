@@ -15,7 +15,7 @@ whole groups, so they round differently (logits near 20 are 0.125 apart in bf16)
 with random adapters, whose text is far from certain, sampler and scorer differed by 0.04 nats on
 average, and by 0.3 for the worst of 288 tokens. TOLERANCE is what tests/test_real_model.py allows;
 `check_paths` allows three times that mean. In a run, whose text is more certain, the mean stays
-below 0.013 on a GPU; on a CPU with AVX512-BF16 but no AMX, 0.02 is healthy.
+below 0.013 on a GPU; on a CPU with AVX512-BF16 but no AMX, 0.02 is normal.
 """
 import hashlib
 import json
@@ -40,8 +40,8 @@ TOLERANCE = {torch.bfloat16: (0.08, 1.0), torch.float32: (1e-5, 1e-3)}
 REAL = 256  # models of this hidden size or more count as real; the toy worlds' are smaller
 BASE_NOTE = "base.json"  # a file beside a saved adapter: which weights the adapter was trained on
 PIECES, PIECE = 16, 512  # a tensor's hash reads PIECE numbers at each of PIECES places
-SHORT, STEPS = 32, 6  # `check_paths` tries a prompt and responses of this many tokens
-LONGEST = 8192  # it assumes texts of at most this many tokens if a run's limit is unknown
+SHORT, STEPS = 32, 6  # tokens of the shorter prompt and of each response in `check_paths`
+LONGEST = 8192  # it assumes texts of at most this many tokens if it does not know a run's limit
 
 
 # ---------------------------------------------------------------------------------------------
@@ -273,8 +273,8 @@ def check_paths(policy, max_tokens):
 
     Models with anything but full causal attention and a linear head would silently be scored
     wrongly. The check samples two responses to each of two prompts of random tokens: one is short,
-    the other is of `telling_length`. With the responses to the short one, it then checks the
-    gradient.
+    the other has `telling_length` tokens. Then it checks the gradient on the responses to the short
+    one.
     """
     lm = policy.lm
     length = telling_length(lm.config, max_tokens)
@@ -316,7 +316,8 @@ def telling_length(config, max_tokens):
 
 @torch.enable_grad()
 def check_gradient(policy, adapter, rollouts):
-    """Raise UserError if gradient checkpointing, which is usual on a GPU, changes the gradient."""
+    """Raise UserError if gradient checkpointing, usual on a GPU, changes the gradient by over 5 %.
+    """
     both = []
     for grad_checkpoint in (False, True):
         with policy.use(adapter):

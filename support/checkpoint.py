@@ -61,7 +61,7 @@ def claimed_folder(o):
 def choose_folder(o) -> Path:
     """Return a run's folder, and create it if it does not exist.
 
-    Raise UserError if --out holds something else and the run is not resumed.
+    Raise UserError if --out is not empty, unless the run is to be resumed.
     """
     if not o.out:
         return next_free_folder(o.variant)
@@ -158,7 +158,7 @@ def save(run):
 
 
 def load(run):
-    """Restore `run` from its checkpoint, and cut the append-only files to the lengths listed there.
+    """Restore `run` from its checkpoint, and cut the append-only files to the lengths noted in it.
 
     Everything is checked before anything is cut. A run that was killed before its first checkpoint
     starts from the beginning. Raise UserError if a fixed input has changed since the run began, or

@@ -11,7 +11,7 @@ Deviations of the 7B presets from the paper:
   same rate changes the model far less. We use 20 times the paper's rates, as untuned starting
   points.
 * The simulator's KL. The paper names a penalty and a cap but gives values for neither. Ours are
-  env_kl below and KL_CAP in rwr.py.
+  env_kl in the presets and KL_CAP in rwr.py.
 * The band. With the paper's k_min and G = 8, only tasks solved in exactly 4 of 8 attempts pass the
   filter, so all weights are equal, whatever beta and lam are. For weights that differ between
   records, add `--k-min 1 --lam 6 --beta 8`, or raise --G.

@@ -33,8 +33,8 @@ def code_versions(o) -> dict:
     """Return a run's code as {file, or function of curriculum.py: its hash}.
 
     If one of them was edited before the run was resumed, its former hashes come first, as in
-    "1a2b3c, then 4d5e6f". Schedules and other functions in curriculum.py that an option could name
-    but does not name are left out, because adding one changes no run.
+    "1a2b3c, then 4d5e6f". Functions of curriculum.py that the options could name but do not name
+    are left out, because adding one changes no run.
     """
     hashes = file_hashes([*METHOD, *world_files(o.world)])
     rest = inspect.getsource(curriculum)
@@ -105,7 +105,7 @@ def origin(o, policy) -> dict:
     """
     fixed = {"the kind of device": policy.device.type, **inputs(o)}
     if not o.model:
-        # the world made this model itself; after an edit it may make a different one
+        # the world comes with this model; an edited world may come with a different one
         fixed["the world's base model"] = weights_of(policy.source)
     for name, value in flat(o).items():
         if name not in NOT_COMPARED:

@@ -139,9 +139,9 @@ def build_run(o, world, folder) -> Run:
 def load_players(o, world, teacher) -> tuple[Policy, Policy]:
     """Return the agent's policy and the simulator's.
 
-    Both are one object, because the paper starts both from one model, unless --env-model gives the
-    simulator its own. Raise UserError for a model that does not fit the memory, the world or its
-    tasks.
+    Both are the same object, because the paper starts them from one model; only --env-model gives
+    the simulator a separate one. Raise UserError for a model that does not fit the memory, the
+    world or its tasks.
     """
     if o.model and world.chat:
         memory.check([model_config(name) for name in (o.model, o.env_model) if name], o)
@@ -176,7 +176,7 @@ def alpha_of(run) -> float:
 
 
 def note_refused(run, seed_task, text, reason):
-    """Count an invalid generation, and keep the epoch's first for each reason in samples.jsonl."""
+    """Count an invalid generation; keep the epoch's first one of each reason for samples.jsonl."""
     run.state.invalid[reason] += 1
     if run.state.invalid[reason] == 1:
         run.state.refused.append({"epoch": run.state.epoch, "seed_task": seed_task.text,
@@ -193,7 +193,7 @@ def end_epoch(run, env_stats, alpha):
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
-    print(screen.line(record, run.history[-2:-1]), flush=True)  # the slice: the previous record
+    print(screen.line(record, run.history[-2:-1]), flush=True)  # the previous one, if any
     run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
     checkpoint.save(run)
     run.ends.append(time.perf_counter())

@@ -38,8 +38,8 @@ GOALS = {
     "": "pick_and_place_simple", "clean": "pick_clean_then_place_in_recep",
     "hot": "pick_heat_then_place_in_recep", "cool": "pick_cool_then_place_in_recep",
     "two": "pick_two_obj_and_place", "lit": "look_at_obj_in_light"}
-# Reads a goal, with the groups that household.py expects. Two are empty: they would hold the second
-# object, which a goal never has here.
+# FORM matches a goal, in the groups that household.py expects. The two empty groups are for a
+# second object, which no goal has here.
 HOW = "|".join(filter(None, GOALS))
 FORM = rf"put (?:({HOW}) )?({h.THING})()() in ({h.PLACE})"
 # {receptacle in household.py: its name in ALFWorld}; all others have the same name in both
@@ -124,7 +124,7 @@ def first_moment(home):
     game._game_data["pddl_problem"], goal = problem(make_task(home).spec)
     try:
         shown = game.reset()
-    # each of these may be how the PDDL translator reports an unreachable goal
+    # the PDDL translator reports an unreachable goal by one of these
     except (SystemExit, KeyError, RuntimeError):
         raise InvalidTask("unsolvable") from None
     finally:
@@ -140,7 +140,7 @@ def moment(home, *commands):
     if not commands:
         return first_moment(home)
     earlier = [moment(home, *commands[:n]) for n in range(len(commands))]
-    # the engine plays one game at a time, so restart this one ...
+    # the engine plays one game at a time, so restart the one of this household ...
     game, state = engine(), earlier[0]["extra.state"]
     state._facts.clear()
     state.add_facts(earlier[0]["_facts"])

@@ -41,7 +41,7 @@ def try_world(world):
     for split, tasks in splits.items():
         method = world.base_tasks if split == "base" else world.validation_tasks
         is_list = isinstance(tasks, list) and (tasks or split == "tuning")
-        expect(is_list, method, "a list of Tasks, not empty", tasks)
+        expect(is_list, method, "a list of Tasks that is not empty", tasks)
         for task in tasks:
             is_right = is_task(task) and (task.origin == "base" or split != "base")
             rule = "Tasks with a text and a plain JSON spec, base tasks with the origin 'base'"
@@ -65,9 +65,9 @@ def note_near_misses(world_class):
                   flush=True)
 
 
-def expect(is_right, method, rule: str, value="others", argument="this call"):
-    """Raise a UserError unless is_right. It reports the rule, what the method returned and for what
-    argument."""
+def expect(is_right, method, rule: str, value="other tasks", argument="this call"):
+    """Raise UserError unless is_right; the message has the rule, what the method returned (value)
+    and what it was called with (argument)."""
     if not is_right:
         raise wrong_value(inspect.unwrap(method), rule, value, repr(argument)[:200])
 
@@ -180,5 +180,6 @@ def text_fault(world, policy, task) -> str:
         written.append(policy.decode(tokens + policy.end_of_turn))
     reward, _ = world.score(task, written if is_episode else written[0])
     if reward < 1:
-        return f"has the answer {gold!r:.80}, which comes back as {written!r:.80} and earns less"
+        return (f"has the answer {gold!r:.80}, which comes back as {written!r:.80} from the "
+                "tokenizer and then earns less than 1")
     return ""
