@@ -13,7 +13,14 @@ from transformers.cache_utils import DynamicLayer
 
 
 class GrowingLayer(DynamicLayer):
-    """Hold keys and values of one layer in buffers, which grow by half when they are full."""
+    """Hold keys and values of one layer in buffers, which grow by half when they are full.
+
+    room: how many keys fit in the first buffers, which hold the prompts.
+    """
+
+    def __init__(self, room):
+        super().__init__()
+        self.room = room
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Append keys and values (live, heads, slots, d), and return views of all keys and values
@@ -25,7 +32,7 @@ class GrowingLayer(DynamicLayer):
         K, slots = self.keys.shape[2], key_states.shape[2]
         end = K + slots
         if end > self.buffers[0].shape[2]:
-            self._hold(end + end // 2)
+            self._hold(max(self.room, end + K // 2))
         keys, values = self.buffers
         keys[:, :, K:end], values[:, :, K:end] = key_states, value_states
         self.keys, self.values = keys[:, :, :end], values[:, :, :end]

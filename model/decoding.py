@@ -163,7 +163,7 @@ class Decoder:
         ids = torch.tensor(padded, device=self.live.device)                    # (B, P)
         columns = torch.arange(longest, device=ids.device)                     # (P,)
         self.owner = torch.where(columns < self.lengths[:, None], PROMPT, PADDING)  # (B, P)
-        self.cache = Cache(layer_class_to_replicate=self.layer_class)
+        self.cache = Cache(layer_class_to_replicate=partial(self.layer_class, longest))
 
         width, chunk_ends = max(1, PREFILL_TOKENS // len(prompts)), []
         for start in range(0, longest, width):
