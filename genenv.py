@@ -103,9 +103,8 @@ def epoch(run: Run):
     """
     o, state = run.o, run.state
     alpha = alpha_of(run)  # paper: 0.5 throughout
-    steps = range(state.step, o.steps)
     # disable=None shows the bar only on a terminal: in a log file it would clutter the output.
-    for step in tqdm(steps, screen.progress(run), leave=False, disable=None):
+    for step in tqdm(range(state.step, o.steps), screen.progress(run), leave=False, disable=None):
         state.step = step  # end_step adds 1, so a run stopped after this step resumes with the next
         # 1. generate and interact; a few tasks from D_train are attempted again
         tasks, records = generate(run, alpha)  # T_t ~ pi_env
@@ -195,7 +194,8 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
     # a world may add something to a seed task, such as the tools to choose from, but not change its
     # id
     seed_tasks = [world.seed_for(task, run.rng) for task in seed_tasks]
-    # as in the paper, the context contains the recent success rate of the seed task
+    # As in the paper, the context contains the recent success rate of the seed task. It does not
+    # contain alpha: the simulator learns the target only from R_env.
     prompts = []
     for task in seed_tasks:
         p_hat = run.train_pool.recent_p_hat(task, state.epoch)
@@ -206,9 +206,8 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
     # Groups are numbered consecutively within an epoch.
     first_group = len(state.env_rollouts) // variations
     tasks, records = [], []
-    written = read_written(world, o, run.policies, rollouts, seed_tasks, epoch=state.epoch,
-                           held_out=run.held_out, batch=batch)
-    for w in written:
+    for w in read_written(world, o, run.policies, rollouts, seed_tasks, epoch=state.epoch,
+                          held_out=run.held_out, batch=batch):
         prompt, response = w.rollout.prompt, w.rollout.response
         group = first_group + w.rollout.group
         # invalid texts are kept, too: the KL is measured on all texts, so it shows a drift to junk

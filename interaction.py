@@ -44,30 +44,30 @@ def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,
     seen = {key for task in batch for key in task_keys(world, task)}
     written = []
     for rollout in rollouts:
-        text = policies[0].decode(rollout.response)
-        seed_task = seed_tasks[rollout.group]
+        w = Written(rollout, policies[0].decode(rollout.response))
+        written.append(w)
         try:
-            task = parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out)
+            task = parse_written(world, o, policies, w, seed_tasks[rollout.group], epoch, held_out)
             # Not in the paper: a task enters a batch only once, however often it was written.
             # Otherwise RWR would reinforce whatever the simulator writes most often.
             if seen & task_keys(world, task):
                 raise InvalidTask("duplicate in the batch")
         except InvalidTask as reason:
-            written.append(Written(rollout, text, reason=str(reason)))
+            w.reason = str(reason)
             continue
+        w.task = task
         seen |= task_keys(world, task)
-        written.append(Written(rollout, text, task))
     return written
 
 
-def parse_written(world, o, policies, rollout, text, seed_task, epoch, held_out) -> Task:
+def parse_written(world, o, policies, w, seed_task, epoch, held_out) -> Task:
     """Return the task that a generation describes, or raise InvalidTask, whose message is the
     reason."""
-    if rollout.limit:
+    if w.rollout.limit:
         raise InvalidTask("truncated")
-    if policies[0].has_control_tokens(rollout.response):
+    if policies[0].has_control_tokens(w.rollout.response):
         raise InvalidTask("special tokens")
-    task = world.parse_task(text, seed_task, epoch)
+    task = world.parse_task(w.text, seed_task, epoch)
     check_task(world, task, seed_task, held_out, *(policy.tokenizer for policy in policies))
     # Two prompts will contain the task: the agent's, and the simulator's when this is its seed
     # task. Neither may exceed --max-prompt-tokens. The 0.5 is a placeholder for the task's p_hat.

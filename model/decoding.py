@@ -161,7 +161,7 @@ class Decoder:
         longest = max(map(len, prompts))
         padded = [list(p) + (longest - len(p)) * [pad_id] for p in prompts]
         ids = torch.tensor(padded, device=self.live.device)                    # (B, P)
-        columns = torch.arange(longest, device=ids.device)                     # (P,)
+        columns = torch.arange(longest, device=self.live.device)               # (P,)
         self.owner = torch.where(columns < self.lengths[:, None], PROMPT, PADDING)  # (B, P)
         self.cache = Cache(layer_class_to_replicate=partial(self.layer_class, longest))
 

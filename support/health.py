@@ -42,8 +42,8 @@ def collapse(r, history, o) -> str:
         return ""
     few_tasks = r["distinct_tasks"] < 0.2 * (r["written"] - refused(r))
     first = history[1] if len(history) > 1 else r
-    bits = r["skill_entropy"] or 0  # without new tasks there are no skills
-    first_bits = first["skill_entropy"] or 0
+    # without new tasks there are no skills
+    bits, first_bits = (m["skill_entropy"] or 0 for m in (r, first))
     if not few_tasks and bits >= 0.6 * first_bits:
         return ""
     reasons = counted(r["invalid"])

@@ -178,7 +178,7 @@ def simulator_figures(run, trials, env_stats: dict) -> dict:
     return figures
 
 
-def new_trials(state) -> list:
+def new_trials(state):
     """Return the first Trial of each of this epoch's new tasks: a task may be tried again, but only
     its first p_hat counts."""
     first = {}
@@ -187,15 +187,16 @@ def new_trials(state) -> list:
         # tasks of the variants static and teacher count in every epoch that draws them
         if task.origin != "base" and (task.epoch == state.epoch or task.origin != "env"):
             first.setdefault(task.id, trial)
-    return list(first.values())
+    return first.values()
 
 
 def samples(run, n=8) -> list:
     """Return samples for a person to read: the first n tasks of the epoch, each with its seed task,
     its expected answer, and its best and worst attempt; and refused texts with their reasons."""
-    records, tasks = [], run.train_pool.tasks
+    records = []
     for trial in run.state.trials[:n]:
-        task, seed_task = trial.task, tasks.get(trial.task.seed_task, NO_SEED)
+        task = trial.task
+        seed_task = run.train_pool.tasks.get(task.seed_task, NO_SEED)
         traces = sorted(trial.traces, key=lambda e: e.reward)
         records.append({
             "epoch": run.state.epoch, "task": task.text,

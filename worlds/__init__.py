@@ -320,8 +320,7 @@ def special_token_in(value, tokenizer) -> str:
     """
     text = "\n".join(task_texts(value)).lower()  # some tokenizers ignore case
     for token in map(str, tokenizer.added_tokens_decoder.values()):
-        # some models have tokens for runs of blanks, which are ordinary text
-        is_blank = not token.strip(" \t\n\r\u2581")
-        if token.lower() in text and not is_blank:
+        # skip runs of blanks: some models have tokens for them, but they are ordinary text
+        if token.strip(" \t\n\r\u2581") and token.lower() in text:
             return token
     return ""
