@@ -5,22 +5,24 @@ Paper: its authors ran their experiments in veRL.
 Usage: `python genenv.py export RUN --out tasks.jsonl`. Each task of D_train, base tasks included,
 becomes a record
 
-    {"data_source": "genenv/WORLD", "prompt": [chat messages], "ability": category,
-     "reward_model": {"style": "rule", "ground_truth": "the task's evaluation spec, JSON text"},
-     "extra_info": {"split": "train", "index": 0, "origin": "base" or "env",
+    {"data_source": "genenv/WORLD" or "genenv/WORLD/FORM", "prompt": [chat messages],
+     "ability": category,
+     "reward_model": {"style": "rule", "ground_truth": "the task's evaluation spec as JSON"},
+     "extra_info": {"split": "train", "index": 0, "origin": "base", "env", "static" or "teacher",
                     "p_hat": last success rate, -1 if never tried}}
 
 and veRL scores responses with `compute_score` below, which is Eq. 1 of this project:
 
     custom_reward_function.path=scripts/export.py custom_reward_function.name=compute_score
 
-It may be called on any thread, but it can stop a slow scorer of `--world gym` only on the main one.
+It may be called on any thread, but only on the main thread can it stop a slow scorer of the world
+gym.
 
 The adapters need no export: they are PEFT folders. model/README.md shows how to merge one.
 
-Deviations: ground_truth is a text, because parquet (`pandas.read_json(F, lines=True).to_parquet(
-...)`) needs one type per column. Traces are left out, because a new trainer must not learn from
-attempts of an older agent.
+Deviations: ground_truth is a text, because a column of a parquet file has a single type. (To make
+such a file, call `pandas.read_json(F, lines=True).to_parquet(...)`.) Traces are left out: in veRL
+they would be attempts of an outdated agent.
 """
 import json
 import sys
@@ -34,7 +36,7 @@ from errors import check_overwrite, require_file, write_whole
 from support.options import COMMANDS, Parser, saved_options
 from worlds import load_world
 
-BEGINNING = b'{"data_source": "genenv/'  # of every exported file
+BEGINNING = b'{"data_source": "genenv/'  # how every exported file begins
 
 
 def main(argv) -> int:
