@@ -1,13 +1,16 @@
-"""Compare several runs on one page, or draw the page of a single run again.
+"""Compare several runs on one page, or write the report of a single run.
+
+Usage:
 
     python genenv.py compare runs/000-genenv runs/001-random
-    python genenv.py compare runs/000-genenv        # its report.html, even while the run continues
+    python genenv.py compare runs/000-genenv    # writes its report.html, even during the run
 
-Usage: as above; it reads config.json and metrics.jsonl of each run. Runs that differ only in their
-seeds belong to one *setting*: they are drawn in one colour, and their means are compared too.
+The command reads config.json and metrics.jsonl of each run. Runs that differ only in their seeds
+belong to one *setting*: they are drawn in one colour, and settings are also compared by their means
+over seeds.
 
-Deviations: a run is one seed; a difference between two curves is a result only if several seeds
-show it (python -m scripts.experiments).
+Deviations: each run has a single seed. A difference between two curves is a result only if several
+seeds show it (python -m scripts.experiments).
 """
 from pathlib import Path
 from statistics import fmean
@@ -19,12 +22,14 @@ from support.metrics import interval
 from support.options import COMMANDS, MAY_CHANGE, Options, Parser, flag
 
 TITLE = "Runs compared"
-NO_SETTING = "--seed", *map(flag, MAY_CHANGE)
-CAUTION = ("A difference between two runs says little, because seeds often differ by more: read "
-           "means of several. They have 95 % intervals over the seeds that both settings share. "
-           "pass@k: solved in at least one of the --val-samples attempts.")
-FIGURES = ("Runs that differ only in their seeds have one colour. If a run's report draws several "
-           "curves, the first is compared: sampled answers, and the simulator's KL.")
+NO_SETTING = "--seed", *map(flag, MAY_CHANGE)  # options that may differ within a setting
+CAUTION = ("A difference between two runs says little, because seeds often differ by more: compare "
+           "means over several seeds. Their difference has a 95 % interval over the seeds that "
+           "both settings share. pass@k: the share of tasks solved in at least one of k attempts "
+           "(--val-samples).")
+FIGURES = ("Runs that differ only in their seeds have the same colour. Where the report of a run "
+           "draws several curves in one figure, only the first is shown here, such as the "
+           "simulator's KL.")
 
 
 class RunRecord(NamedTuple):
@@ -35,10 +40,13 @@ class RunRecord(NamedTuple):
 
 
 def main(argv):
-    """Run the command `genenv.py compare`; argv: the words after it. Raise UserError."""
+    """Run the command `genenv.py compare`. argv: the words after it.
+
+    Raise UserError for a folder that holds no run, and for an --out that must not be overwritten.
+    """
     p = Parser(prog="python genenv.py compare", description=COMMANDS["compare"])
     p.add_argument("runs", nargs="+", metavar="RUN", help="run folder, such as runs/001-genenv")
-    p.add_argument("--out", metavar="FILE", help="page to write (default: last RUN/compare.html)")
+    p.add_argument("--out", metavar="FILE", help="page to write (compare.html in the last RUN)")
     p.add_argument("--force", action="store_true", help="overwrite any file")
     args = p.parse_args(argv)
     folders = list(dict.fromkeys(args.runs))
@@ -51,14 +59,14 @@ def main(argv):
 
 
 def compare(folders, path) -> str:
-    """Write the page, and return what to print. Raise UserError as report.read_run does."""
+    """Write the page, and return what to print. Raise UserError if read_run does."""
     runs = [RunRecord(folder, *report.read_run(folder)) for folder in folders]
     settings = settings_of(runs)
-    # Compare at the last epoch in which all runs were validated.
+    # Compare the runs at the last epoch in which all of them were validated.
     validated = [{m["validated"] for m in run.metrics} for run in runs]
     epoch = max(set.intersection(*validated))
     rows = rows_of_runs(runs, settings, epoch)
-    # Average only success on the same tasks.
+    # Means are comparable only if all runs had the same held-out tasks.
     if len({run.metrics[epoch]["validation_set"] for run in runs}) == 1:
         rows += rows_of_means(runs, settings, epoch)
 
@@ -75,19 +83,19 @@ def compare(folders, path) -> str:
 
 
 def terminal_line(row) -> str:
-    """Return a row of the table for a terminal of 80 columns."""
+    """Return a row of the table as lines for a terminal of 80 columns."""
     run, setting, success, gain, solved = row
     return screen.wrapped(f"{success:<9}{gain:<27}{solved:<8}", f"{run}: {setting}")
 
 
 def settings_of(runs) -> list:
-    """Return, for each run, as one text the options that not all runs share, and the functions and
-    files whose code is not that of the first run which used them.
+    """Return the setting of each run as a text: what distinguishes it from the other runs.
 
-    Options that make no setting (NO_SETTING) are left out.
+    The text lists options that are not the same in all runs, without those of NO_SETTING, and
+    functions and files that were edited: their code is not that of the first run that used them.
     """
     settings = []
-    versions = {}  # {function or file: {its hash: 1, 2, ... in the order of the runs}}
+    versions = {}  # {function or file: {its hash: its version, 1, 2, ... in the order of the runs}}
     for run in runs:
         pairs = report.changed_options(run.o)
         texts = {f"{name} {value}" for name, value in pairs if name not in NO_SETTING}
@@ -105,9 +113,9 @@ def settings_of(runs) -> list:
 
 
 def rows_of_runs(runs, settings, epoch) -> list:
-    """Return held-out success of each run, its gain over the first run with the same seed, and
-    pass@k: the share of held-out tasks solved in at least one of k attempts."""
-    first = {}  # {seed: the record of the first run with it}
+    """Return a row for each run: its held-out success, the gain over the first run with the same
+    seed, and pass@k, the share of held-out tasks solved in at least one of k attempts."""
+    first = {}  # {seed: the record of the first run with this seed}
     rows = [["run", "what differs", "success", "minus first, same seed", "pass@k"]]
     for run, setting in zip(runs, settings):
         m = run.metrics[epoch]
@@ -119,7 +127,7 @@ def rows_of_runs(runs, settings, epoch) -> list:
 
 
 def gain_text(m: dict, reference: dict) -> str:
-    """Return how much higher held-out success is in one record than in another."""
+    """Return as text how much higher held-out success is in the record m than in the reference."""
     if m is reference:
         return "-"
     if m["validation_set"] != reference["validation_set"]:
@@ -128,8 +136,8 @@ def gain_text(m: dict, reference: dict) -> str:
 
 
 def rows_of_means(runs, settings, epoch) -> list:
-    """Return the mean of each setting with several seeds, and its difference from the first such
-    setting, paired by seed."""
+    """Return a row for each setting with several seeds: its mean success, and its difference from
+    the first such setting, paired by seed."""
     by_setting = {}  # {setting: {seed: held-out success}}
     for run, setting in zip(runs, settings):
         by_setting.setdefault(setting, {})[run.o.seed] = run.metrics[epoch]["validation"]

@@ -1,15 +1,15 @@
 """Draw the figures of a run's page and of a comparison: curves by epoch.
 
-Paper: its Figures 4-8, drawn from a run's metrics.jsonl: success on generated tasks with the alpha
-band, validation, task and response length, solved and unsolved tasks. Added: mixed groups, entropy,
-KL, the agent's reward, and what the simulator learns from.
+Paper: its Figures 4-8, drawn from a run's metrics.jsonl. They show success on generated tasks with
+the band around alpha, validation, task and response length, solved and unsolved tasks. Added: mixed
+groups, entropy, KL, the agent's reward, and what the simulator learns from.
 
-Usage: report.py calls `of_one_run`, and scripts/compare.py calls `of_runs`. Both get a list of
-{"panel": a Panel, "image": a PNG as a data URI}. Here a metric is a number in an epoch's record,
-and a figure is a plot. Every vertical axis includes 0.
+Usage: report.py calls `of_one_run`, and scripts/compare.py calls `of_runs`. Both functions return a
+list of {"panel": a Panel, "image": a PNG as a data URI}. In this file, a metric is a number in an
+epoch's record, and a figure is a plot. Every vertical axis includes 0.
 
-Deviations: what an epoch did not measure is not drawn. Names in a legend come from the user
-(folders, options, functions): they are wrapped, never cut, and never rendered as mathematics.
+Deviations: what an epoch did not measure is not drawn. Legends contain names from the user (of
+options and functions). These are wrapped, never cut, and never rendered as mathematics.
 """
 import base64
 import io
@@ -24,49 +24,51 @@ from support.metrics import VALIDATION
 
 
 class Panel(NamedTuple):
-    """Describe one figure of curves."""
+    """Describe one figure."""
     title: str
-    unit: str      # of the vertical axis, or the field of a record that names it
-    metrics: dict  # {key of a record: its legend}; a comparison of settings draws the first one
+    unit: str      # of the vertical axis, or the field of a record that names this unit
+    metrics: dict  # {key of a record: its legend}; a comparison draws only the first one
     caption: str
 
 
 PANELS = [  # in the order of a page
     Panel("Held-out success", "share",
           {"validation": "sampled answers", "validation_greedy": "greedy answers"},
-          "On tasks that neither model is trained on; it should rise."),
+          "On tasks on which neither model is trained. It should rise."),
     Panel("Success on generated tasks", "share",
           {"success_rate": "all attempts", "solved": "tasks solved each time",
            "unsolved": "tasks never solved"},
-          "A trained simulator imitates tasks in the band. Success may end above it: the agent "
-          "learns from them."),
+          "A trained simulator imitates tasks in the band. Success may end above the band, because "
+          "the agent learns from these tasks."),
     Panel("Mixed groups", "share",
           {"mixed_share": "of generated tasks",
-           "mixed_of_possible": "of those possible at their success"},
-          "Only tasks with both right and wrong answers teach the agent. A modest fall is "
-          "normal; near 0 learning stops. If few of those possible are mixed, the agent solves "
-          "each task always or never."),
+           "mixed_of_possible": "of those possible at this success rate"},
+          "The attempts at a task teach the agent only if they are mixed, with right and wrong "
+          "answers. A modest fall is normal; near 0 learning stops. If few of the groups that "
+          "could be mixed are, the agent solves each task always or never."),
     Panel("Reward", "share", {"reward": "mean over all attempts"},
-          "The agent is trained on this: Eq. 1, or what --agent-reward makes of it."),
+          "What the agent is trained on: Eq. 1, or what --agent-reward makes of it."),
     Panel("Tasks in the band", "tasks", {"env_kept": "of this epoch"},
-          "A trained simulator imitates these tasks. Epoch 0 has one batch of tasks."),
+          "A trained simulator imitates these tasks. Epoch 0 has only one batch of tasks."),
     Panel("Length of generated tasks", "length_unit", {"task_length": "their mean"},
-          "Longer ones are usually harder."),
+          "Longer tasks are usually harder."),
     Panel("Variety of generated tasks", "bits", {"skill_entropy": "of skills"},
-          "A falling curve means that skills are being lost."),
+          "A falling curve means that some skills are disappearing from the tasks."),
     Panel("Refused texts", "share", {"refused": "of all texts"},
-          "Malformed, held-out and so on, without copies of the seed task and duplicates."),
+          "Malformed tasks, held-out tasks and so on. Copies of the seed task and duplicates are "
+          "not counted."),
     Panel("Entropy of the agent", "nats per token", {"entropy": "sampled answers"},
-          "Near 0 all attempts at a task are alike and teach nothing. If it keeps climbing, "
-          "they turn into noise."),
+          "Near 0 all attempts at a task are alike and teach nothing. If entropy keeps climbing, "
+          "attempts turn into noise."),
     Panel("Length of responses", "tokens", {"response_length": "to generated tasks"},
-          "Longer tasks need longer responses. At --max-response-tokens they are cut off and "
-          "earn nothing."),
+          "Longer tasks need longer responses. A response is cut off at --max-response-tokens and "
+          "then earns nothing."),
     Panel("KL", "nats per token",
           {"env_kl": "simulator", "env_kl_step": "its last update", "kl": "agent"},
-          "How far a model has moved from its start. Do not trust one above 2."),
+          "How far a model has moved from its start, and the simulator in its last update. Do not "
+          "trust a model above 2."),
     Panel("Target alpha", "share", {"alpha": "alpha"},
-          "Set by --alpha-schedule from epoch 1 on; the band lies around it."),
+          "Set by --alpha-schedule from epoch 1 on. The band lies around it."),
 ]
 LEGEND_COLUMNS = 44  # this many characters fit beside a line's sample
 
@@ -76,7 +78,7 @@ LEGEND_COLUMNS = 44  # this many characters fit beside a line's sample
 
 
 def of_one_run(metrics, k_min: float) -> list:
-    """Return all figures of a run. metrics: its records; k_min: half the width of its band."""
+    """Return all figures of a run. metrics: its records. k_min: half the width of the band."""
     epochs = [m["epoch"] for m in metrics]
     alpha = np.array([m["alpha"] for m in metrics])
     return of_runs({"": [metrics]}, (epochs, alpha - k_min, alpha + k_min))
@@ -85,8 +87,7 @@ def of_one_run(metrics, k_min: float) -> list:
 def of_runs(runs: dict, band=()) -> list:
     """Return a figure for each panel that has something to show.
 
-    runs: {setting: [records of each seed's run]}; band: the alpha band of a single run, in the form
-    that `curves` takes.
+    runs: {setting: [the records of each run]}. band: that of a single run, as `curves` takes it.
     """
     metrics = next(iter(runs.values()))[0]
     figures = []
@@ -100,8 +101,8 @@ def of_runs(runs: dict, band=()) -> list:
 
 
 def lines_of(panel, runs: dict) -> dict:
-    """Return {legend: lines of points} of a panel: all of its metrics if there is one setting, or
-    the first metric of several settings."""
+    """Return {legend: lines, as `points` returns them}: a panel's metrics if there is one setting,
+    else its first metric in each setting."""
     if len(runs) == 1:
         [records] = runs.values()
         return {legend: points(records, key) for key, legend in panel.metrics.items()}
@@ -110,16 +111,17 @@ def lines_of(panel, runs: dict) -> dict:
 
 
 def points(runs, key) -> list:
-    """Return a line [(epoch, value)] for each run that measured a metric.
+    """Return a line [(epoch, value), ...] for each run that measured a metric.
 
-    runs: the records of each run.
+    runs: a list of the records of each run. key: the metric's key in a record.
     """
     lines = [[(m["epoch"], m[key]) for m in metrics if was_measured(m, key)] for metrics in runs]
     return [line for line in lines if line]
 
 
 def was_measured(m, key) -> bool:
-    """Return whether a record's value is from its own epoch: validation may be repeated."""
+    """Return whether a record's value was measured in its own epoch. If validation was skipped, the
+    record repeats an earlier value."""
     if key in VALIDATION and m["validated"] != m["epoch"]:
         return False
     return m[key] is not None
@@ -130,21 +132,21 @@ def was_measured(m, key) -> bool:
 
 
 def curves(lines: dict, unit: str, band=()):
-    """Draw {name: lines of points}. A setting has the same colour in every figure.
+    """Return a figure of {name: lines of points}. A setting has the same colour in every figure.
 
-    band: (epochs, its lower edge, its upper edge).
+    unit: the label of the vertical axis. band: (epochs, lower edges, upper edges), or empty.
     """
     labels = [figure_text(name) for name in lines]
-    # on a page a point is about 1.2 pixels
+    # in inches, with more room for a longer legend; on a page a point is about 1.2 pixels
     height = 3.2 + 0.2 * "\n".join(labels).count("\n")
     figure = Figure(figsize=(4.6, height), layout="constrained")
     axis = figure.subplots()
     axis.set(xlabel="epoch", ylabel=figure_text(unit))
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    # the vertical axis includes 0 and ends just above the highest point
+    # a line at 0: the vertical axis includes it, and ends just above the highest point
     axis.axhline(lw=1, color="0.8")
 
-    legend = {}  # {label: what it explains}
+    legend = {}  # {label: the line or band that it explains}
     for index, (label, runs) in enumerate(zip(labels, lines.values())):
         # draw thin lines over thick ones, because they may coincide
         width = 3 / (1 + index / 2)
@@ -158,9 +160,9 @@ def curves(lines: dict, unit: str, band=()):
 
 
 def figure_text(name: str) -> str:
-    """Return a user's name for a figure, wrapped and never cut."""
+    """Return a name as text for a figure, wrapped and never cut. name: perhaps a user's."""
     lines = textwrap.wrap(printable(name), LEGEND_COLUMNS, break_on_hyphens=False)
-    # matplotlib hides labels that begin with "_", and reads mathematics between "$"
+    # matplotlib would hide a label that begins with "_", and read mathematics between two "$"
     return " " + "\n ".join(lines).replace("$", r"\$")
 
 

@@ -1,10 +1,10 @@
 """Write one self-contained page per run.
 
-Paper: its Figures 4-8 (figures.py), and tasks with attempts to read.
+Paper: its Figures 4-8 (figures.py). The page adds tasks and attempts to read.
 
-Usage: support/run.py writes report.html at the end of a run. `python genenv.py compare RUN` writes
-it for a run that is still going or was stopped. scripts/compare.py builds its page from the same
-parts: a page is a list of sections, which report.html.j2 turns into HTML.
+Usage: `write` makes report.html. support/run.py calls it at the end of a run, and `python genenv.py
+compare RUN` calls it for a run that is still going or was stopped. scripts/compare.py builds its
+own page from the same parts: a page is a list of sections, which report.html.j2 turns into HTML.
 
 Deviations: figures and style are embedded, so that the page is a single file. Models' texts are
 escaped, and the page forbids scripts and external sources.
@@ -19,13 +19,14 @@ from support import figures
 from support.options import Options, flag, flat, saved_options
 from worlds import FEW, load_world
 
-# options that do not change a result
+# options that `changed_options` leaves out
 UNIMPORTANT = "out", "threads", "date", "code"
-READING = "Read held-out success first, then why: mixed groups, tasks in the band, their variety."
-ANCESTRY = ("Each task varies the one above it. Before it are the epoch that wrote it and the "
-            "p_hat of its first attempts.")
-EXPLANATION = ("Samples: a task, in grey the one it varies, a right answer, the best and worst "
-               "attempt.")
+READING = ("Read held-out success first. Mixed groups, tasks in the band and their variety help to "
+           "explain it.")
+ANCESTRY = ("Each task is a variation of the one above it. The first two columns give the epoch in "
+            "which it was written, and p_hat at its first attempts.")
+EXPLANATION = ("A sample shows a task, below the seed task that it varies (grey), a right answer, "
+               "and the best and the worst attempt. Refused texts have a reason instead.")
 FACTS = {"held-out success": "validation", "held-out, greedy answers": "validation_greedy",
          "success on generated tasks": "success_rate", "mixed groups": "mixed_share",
          "mixed, of those possible": "mixed_of_possible", "alpha": "alpha"}
@@ -49,15 +50,15 @@ def write(folder) -> Path:
          "samples": samples_by_epoch(metrics, samples)},
     ]
     path = folder / "report.html"
-    # written atomically: it is a run's last file, and shows that the run is complete
+    # write it atomically, because a reader may open it during the run
     write_whole(path, page(folder.name, sections))
     return path
 
 
 def page(title: str, sections: list) -> bytes:
-    """Return a whole page.
+    """Return a page as bytes of HTML.
 
-    sections: dicts with some of heading and text (texts), table (rows of cells), figures (see
+    sections: dicts with any of these keys: heading, text, table (rows of cells), figures (see
     figures.py) and samples ({epoch: records of samples.jsonl}).
     """
     folder = jinja2.FileSystemLoader(Path(__file__).parent)
@@ -68,8 +69,10 @@ def page(title: str, sections: list) -> bytes:
 
 
 def read_run(folder):
-    """Return (records of metrics.jsonl, Options) of a run folder. Raise UserError naming what is
-    missing."""
+    """Return (records of metrics.jsonl, Options) of a run folder.
+
+    Raise UserError if it is not a run folder, or if no epoch has ended yet.
+    """
     o = saved_options(folder)
     metrics = read_jsonl(Path(folder) / "metrics.jsonl")
     if not metrics:
@@ -82,13 +85,13 @@ def read_run(folder):
 
 
 def facts(metrics) -> dict:
-    """Return {name: value as text} of a run's main figures, at its start and now."""
+    """Return {name: text} of a run's main figures, most of them in epoch 0 and in the last one."""
     first, last = metrics[0], metrics[-1]
     texts = {}
     for name, key in FACTS.items():
         texts[name] = f"{as_text(first[key], '.3f')} -> {as_text(last[key], '.3f')}"
     if sum(map(len, last["validation_rates"].values())) < FEW:
-        texts["held-out success"] += " (too few held-out tasks to measure with)"
+        texts["held-out success"] += " (too few held-out tasks for a reliable figure)"
     texts["training, CPU time"] = duration(sum(m["cpu_seconds"] for m in metrics))
     warnings = [f"{name} in {when}" for name, when, _ in warning_rows(metrics)]
     texts["warnings"] = "; ".join(warnings) or "none"
@@ -96,7 +99,7 @@ def facts(metrics) -> dict:
 
 
 def as_text(value, form: str) -> str:
-    """Return a metric as text, a dash if it was not measured."""
+    """Return a metric as text, or a dash if it was not measured."""
     return "-" if value is None else format(value, form)
 
 
@@ -110,7 +113,7 @@ def duration(seconds: float) -> str:
 
 
 def warning_rows(metrics) -> list:
-    """Return a row (name, when, last text) for each kind of warning, however often it occurred."""
+    """Return one row for each kind of warning that occurred: (name, when, latest text)."""
     by_name = {}
     for m in metrics:
         for warning in m["warnings"]:
@@ -127,7 +130,10 @@ def warning_rows(metrics) -> list:
 
 
 def held_out_rows(metrics) -> list:
-    """Return rows of success by category, at the start and now, in the world's order."""
+    """Return rows of held-out success by category, in epoch 0 and in the last one.
+
+    Categories are in the order in which the world's held-out tasks have them.
+    """
     first, last = metrics[0], metrics[-1]
     rows = [[last["category_name"], "tasks", "success"]]
     for name, rates in last["validation_rates"].items():
@@ -137,7 +143,7 @@ def held_out_rows(metrics) -> list:
 
 
 def changed_options(o) -> list:
-    """Return a row for each option that differs from its default in this world."""
+    """Return a row [option, value] for each option that differs from its default in this world."""
     world, options = load_world(o.world), flat(o)
     usual = vars(Options()) | world.defaults(options)
     for name, (default, _, _) in world.OPTIONS.items():
@@ -147,16 +153,17 @@ def changed_options(o) -> list:
 
 
 def ancestry(records) -> list:
-    """Return rows for a task of the newest epoch, below those of its seed task, of the seed task of
-    that, and so on, back to a base task: the longest such chain, [] if there is none.
+    """Return the chain of variations that led from a base task to one of the newest tasks.
 
+    A row (epoch, p_hat, text) describes a task, whose seed task is in the row above. Of the chains
+    that end in the newest epoch, the longest is returned; [] if no task varies another one.
     records: those of train.jsonl, in which a task comes after its seed task.
     """
-    chains = {}  # {id of a task: rows (epoch, p_hat, text) of its chain}
+    chains = {}  # {id of a task: the rows of the chain that ends with it}
     for r in records:
         task = r["task"]
         seed_rows = chains.get(task["seed_task"], [])
-        # skip descendants of a base task that was not yet in the file
+        # skip a task if no chain from a base task leads to it: not every base task is in the file
         if seed_rows or task["origin"] == "base":
             row = [task["epoch"], f"p_hat {as_text(r['p_hat'], '.3f')}", task["text"]]
             chains.setdefault(task["id"], [*seed_rows, row])
@@ -165,6 +172,6 @@ def ancestry(records) -> list:
 
 
 def samples_by_epoch(metrics, samples) -> dict:
-    """Return {epoch: its samples} of the first and last epoch."""
+    """Return {epoch: its records of samples.jsonl} for the first and the last epoch."""
     epochs = sorted({0, metrics[-1]["epoch"]})
     return {epoch: [r for r in samples if r["epoch"] == epoch] for epoch in epochs}
