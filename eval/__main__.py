@@ -54,8 +54,8 @@ def arguments() -> Parser:
     parser.add_argument("--chat-template-kwargs", type=json_object, default={}, metavar="JSON",
                         help="options of the chat template, as in training")
     parser.add_argument("--responses", metavar="FILE", help="score responses made elsewhere; with "
-                        "`all` a folder that holds BENCH.jsonl files")
-    parser.add_argument("--variant", help="other protocol or part of one benchmark: " + "; ".join(
+                        "`all`, a folder that holds BENCH.jsonl files")
+    parser.add_argument("--variant", help="another protocol or part of a benchmark: " + "; ".join(
         f"{bench}: {', '.join(m.VARIANTS)}" for bench, m in MODULES.items()))
     parser.add_argument("--limit", type=at_least(1), metavar="N", help="N records, evenly spread")
     parser.add_argument("--batch-size", type=at_least(1), default=16, metavar="N")
@@ -258,8 +258,8 @@ def batches(items: list, args, label: str):
 def generate(todo: list, policy, settings: dict, args, label: str):
     """Yield rows of greedy responses to (record, prompt) pairs, batch by batch."""
     todo = [(record, messages, policy.encode(messages)) for record, messages in todo]
-    # Batch prompts of similar length, so that little padding is needed. Begin with the longest: if
-    # memory does not suffice, that shows at once.
+    # Batch prompts of similar length, so that little padding is needed. Begin with the longest:
+    # if memory is too small, that shows at once.
     todo.sort(key=lambda item: -len(item[2]))
     for batch in batches(todo, args, label):
         rollouts = greedy(policy, [ids for _, _, ids in batch], settings)

@@ -10,16 +10,16 @@ Usage:
 Deviations: ALFWorld's official score is won games / 274, in episodes of at most 50 commands; there
 is *no* official step score. The paper says only that the tasks are "decomposed into single steps",
 so the single-step figures here are our own, and the paper's are shown only for orientation. We
-define one record per step of an expert trajectory, of the 140 valid_seen and 134 valid_unseen
+make one record of each step of an expert's trajectory in the 140 valid_seen and 134 valid_unseen
 games. Its context is the goal, the first observation, the expert's earlier commands with their
 observations, and the admissible commands; its target is the expert's command. The paper does not
-name the expert. The data has two (`--variant`):
+name the expert. The data has two experts, and `--variant` chooses:
 
     (default)     planner walkthroughs, 1,600 steps: short and always won. But the planner knows
                   where things are; for an agent that does not, the first "go to" is often a guess
     handcoded     the rule-based expert of the official DAgger training, only games that it won:
                   it searches, looks around and closes doors, in three times as many steps
-    episodes      no expert but whole games; every command's prompt holds the whole transcript
+    episodes      whole games, without an expert; every prompt holds the whole transcript so far
 
 Scores per step: `exact` (the verdict) is the generic reward of the paper's repository, see
 `genenv_reward`. `admissible` asks only that the command is one of those on offer. `acts` is the

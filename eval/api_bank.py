@@ -1,9 +1,9 @@
 """Score API-Bank: does the response make the one API call that a dialogue asks for?
 
-Paper: the column "API-Bank" of the results table. It cites ToRL for the protocol, but ToRL is about
-computation with code and has no results on API-Bank. The figures fit *ToolRL*: 61.6 = 368/597 and
-79.1 = 472/597. The paper does not say whether the mean is over the 597 records or over the three
-levels; both figures fit the former. Here each record gets one greedy response.
+Paper: the column "API-Bank" of the results table. The paper cites ToRL for the protocol, but ToRL
+is about computation with code and has no results on API-Bank. The figures fit *ToolRL*: 61.6 =
+368/597 and 79.1 = 472/597. The paper does not say whether the mean is over the 597 records or over
+the three levels; both figures fit the former. Here each record gets one greedy response.
 
 Usage: python -m eval api_bank --data DIR --model M. There are two scorers:
 
@@ -21,7 +21,7 @@ database: a check that never passes, a step that depends on an earlier call, and
 exists already.
 
 Some known oddities are kept because the published figures contain them: 8 level-1 gold calls use an
-argument that the tool does not document; 10 prompts are duplicates; 6 level-2 gold calls are of a
+argument that the tool does not document; 10 prompts are duplicates; 6 level-2 gold calls are to a
 tool that the prompt does not list; five gold calls of BookHotel were cut off by the original
 converter.
 """

@@ -10,12 +10,13 @@ Usage: python -m eval bamboogle --data DIR --model DIR
        python -m tests.verify bamboogle VERDICTS.jsonl --data DIR
 
 Deviations: one turn, no tools, our own prompt. The answer is read by ToolRL's rule (the first
-<response>, else what follows </think>, else the whole text) and compared with the gold string.
-The headline metric is EM, which Search-R1 publishes for offline question answering and which has
-hardly any false positives. Cover-EM accepts nearly every text if the gold answer is the one letter
-"l", "yesterday" if it is "Yes", and any text that lists enough names. EM is a lower estimate of
-what a judge accepts, and cover-EM (always reported next to it, with token F1) roughly an upper one.
-There is no training part: all 125 questions are the evaluation.
+<response>, else what follows </think>, else the whole text) and compared with the gold string. The
+headline metric is EM (exact match), which Search-R1 publishes for offline question answering and
+which has hardly any false positives. Cover-EM asks only that the answer contains the gold one: it
+accepts nearly every text if the gold one is the single letter "l", "yesterday" if it is "Yes", and
+any text that lists enough names. EM is a lower estimate of what a judge accepts, and cover-EM
+(always reported next to it, with token F1) roughly an upper one. There is no training part: all 125
+questions are evaluated.
 """
 import re
 import string
@@ -59,7 +60,7 @@ _ARTICLES = re.compile(r"\b(a|an|the)\b")
 
 
 def normalize(text: str) -> str:
-    """Return a text in lower case, without ASCII punctuation, articles and extra white space.
+    """Return a text in lower case, without ASCII punctuation, articles or extra white space.
 
     Punctuation is deleted first and leaves no space, so "10.8" becomes "108".
     >>> normalize("The  U.S.A. (a country)")

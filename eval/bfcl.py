@@ -31,8 +31,8 @@ both cases its verdict is wrong.
 
 Measured: the rule agrees with 833 of the 836 recorded multi-turn verdicts. On calls altered at
 random (dropped, swapped, repeated, taken from other turns...) it agrees with 96-97 % of 6,500
-verdicts of the official simulator; nearly all of its other verdicts are too strict. All 731 gold
-responses pass under both.
+verdicts of the official simulator; where the two differ, the rule is nearly always too strict. All
+731 gold responses pass by the rule and in the simulator.
 
 Deviations:
 * the official decoder *evaluates* arithmetic in model text. Here only `+ - * /` of plain numbers

@@ -9,9 +9,9 @@ Usage:
 
 BENCH is bfcl (the single-turn Python categories; the evaluation uses the long-context turns) or
 travelplanner (the 45 training queries). Each line is a JSON object {"task", "tools"?, "calls"?,
-"reference"?}, the format that worlds/tool_calls.py documents. Records that this world would refuse
-are left out and counted. If the id or request of a record is in the evaluation part, the program
-stops and writes nothing: it compares the texts itself and does not trust the benchmark module.
+"reference"?}, the format that worlds/tool_calls.py documents. Records that it would refuse are left
+out and counted. If the id or request of a record is in the evaluation part, the program stops and
+writes nothing: it compares the texts itself and does not trust the benchmark module.
 """
 import json
 import sys
@@ -80,7 +80,7 @@ def base_tasks(bench: str, data) -> tuple[list, Counter]:
 
 
 def marks(record: dict, request: str) -> set:
-    """Return what identifies a record: its id, and its requests without case and spacing."""
+    """Return what identifies a record: its id, and its requests with case and spacing ignored."""
     requests = [request, *(record[key] for key in ("user", "query") if key in record)]
     return {record["id"], *(" ".join(text.casefold().split()) for text in requests)}
 

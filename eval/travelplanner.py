@@ -21,7 +21,7 @@ Deviations:
 * The official pipeline asks for free text and lets GPT-4 turn it into JSON; `prompt` asks for the
   JSON itself, in our own words, so that no second model is needed.
 * The reference information in the prompt omits columns that no rule reads (coordinates, addresses,
-  web sites, ratings): 10,600 characters on average instead of 26,300.
+  websites, ratings): 10,600 characters on average instead of 26,300.
 * Only JSON is read: a plan written as a Python literal counts as not delivered.
 * A plan fails if the official evaluator stops on it with an exception, which is then the reason.
 * The official flight table has 4 million rows. The subset of flights that the reference information
@@ -307,7 +307,7 @@ def name_city(text: str):
 
 
 def hits(table: dict, text: str) -> list[dict]:
-    """Return the rows of the text's city whose names contain the text's name, case-sensitive."""
+    """Return the rows of the text's city whose names contain the text's name; case matters."""
     name, city = name_city(text)
     return [row for title, row in table.get(city, ()) if name in title]
 
@@ -373,7 +373,7 @@ def city_route(query, plan, db):
     if route[0] != route[-1]:
         return f"the trip starts in {_show(route[0])} but ends in {_show(route[-1])}"
     if not _is_sequence(route):
-        return "a city is visited twice, or for a single entry, or there are too few"
+        return "a city is visited twice, or for a single entry, or there are too few stops"
     for index, city in enumerate(route):
         if city not in db["states"]:
             return f"{_show(city)} is not a city of the database"

@@ -1,6 +1,6 @@
 """Define a world: one class that holds what the loop needs to know about a domain.
 
-Usage: every module of this folder with a `class World(worlds.World)` is a world, chosen by
+Usage: every module in this folder with a `class World(worlds.World)` is a world, chosen by
 `--world NAME`. A new one begins as a copy of worlds/template.py. No other file has to change, and
 tests/test_worlds.py checks the new world against the contract below. A task is a data_pool.Task;
 its spec is plain JSON and holds all that its checker needs. Models' text is parsed, never executed.
@@ -97,8 +97,8 @@ class World:
     def env_prompt(self, seed_task, success):
         """Return the simulator's prompt: a text, or a list of chat messages.
 
-        success: p_hat in [0, 1], or None if unknown; the prompt must state it. The prompt leaves
-        alpha out: a schedule moves it, and old records are imitated under the prompt that they
+        success: p_hat in [0, 1], or None if unknown; the prompt must state it. The prompt must not
+        state alpha: a schedule moves alpha, and old records are imitated under the prompt that they
         were written for. If the last message is the assistant's, the simulator continues it, and
         parse_task gets only the continuation.
         """

@@ -26,7 +26,7 @@ def question(admissible) -> str:
 
 
 def read_boxed(text: str) -> str:
-    r"""Return the content of the last \boxed{...}, or else the text without a $ at both ends.
+    r"""Return the content of the last \boxed{...}, or else the text without the $ signs around it.
 
     The paper's repository reads a response in the same way: the box ends at the first closing
     brace, so \boxed{\text{x}} is cut off. We scan for boxes, because the usual lazy pattern takes
@@ -42,7 +42,7 @@ def read_boxed(text: str) -> str:
 
 
 def normalise(text: str) -> str:
-    """Return a text in lower case, with single spaces, without backticks and quotes at its ends.
+    """Return a text in lower case, with single spaces, without backticks or quotes at its ends.
 
     The paper's repository does the same before it compares commands.
     """

@@ -4,7 +4,8 @@ Usage:
 
     pip install reasoning-gym==0.1.25          # one of its packages needs a C compiler
     python genenv.py --world gym --families chain_sum,spell_backward --model MODEL
-    python genenv.py warm-start --world gym --families ... --model DIR --out START  # a small model
+    # a small model first needs a warm start:
+    python genenv.py warm-start --world gym --families ... --model DIR --out START
 
 A task is a line such as `chain_sum num_terms=2 num_digits=0 item 417`: a family of puzzles, a level
 for each of its knobs (what can be made harder; 0 if left out), and a number. The library makes the
@@ -17,10 +18,10 @@ the library's levels suit the agent, so a bandit over (family, levels) is its na
 The levels that exist for a run do not depend on the machine. gym_levels.json, made once by
 scripts/gym_levels.py (commit b946650), lists those whose items are small, are made quickly, and
 have an answer that earns 1. It also says why each other family is excluded. For example, some
-scorers would run what a model wrote, with `eval` or with sympy's parse_expr, which calls it. As a
-last resort, a timer stops an item after LIMIT seconds of CPU time; the item then counts as "cannot
-be made". The timer works only on the main thread: a run plays there, but another trainer may score
-answers on other threads.
+scorers would run what a model wrote, with `eval` or with sympy's parse_expr, which calls `eval`. As
+a last resort, a timer stops an item after LIMIT seconds of CPU time; the item then counts as
+"cannot be made". The timer works only on the main thread: a run calls the library there, but
+another trainer may score answers on other threads.
 """
 import io
 import json
@@ -100,7 +101,7 @@ def timer():
 
 
 def make_item(family: str, levels: dict, number: int):
-    """Return (the family's dataset at these levels, its item of this number).
+    """Return (the family's dataset at these levels, its item with this number).
 
     The dataset scores answers; the item is a dict with "question" and "answer". The library may
     raise any error.
@@ -125,8 +126,8 @@ def paid(dataset, item: dict, answer: str) -> float:
         value = float(dataset.score_answer(answer, item))
     except Exception:  # the scorer cannot read such an answer
         return 0.0
-    # some scorers divide an answer's error by the right answer: if that is negative, they pay
-    # more than 1
+    # some scorers divide an answer's error by the right answer: if the right answer is negative,
+    # they pay more than 1
     return value if 0 <= value <= 1 else 0.0
 
 
@@ -275,7 +276,7 @@ class World(worlds.World):
         return tasks, fault
 
     def random_levels(self, family: str, rng, highest=None) -> dict:
-        """Draw {knob: level}, each evenly from 0 to its highest level, or to `highest` if lower.
+        """Draw {knob: level}, each uniformly from 0 to its highest level, or to `highest` if lower.
 
         If `highest` is None, it is drawn first: all levels occur, the lower ones more often.
         """
@@ -372,7 +373,7 @@ class World(worlds.World):
         return float(self.library_score(task, response) == 1), answer_in(response) != ""
 
     def graded(self, task, response, reward):
-        """Return what the family's own scorer pays, such as part of 1 if nearly right."""
+        """Return what the family's own scorer pays; it may pay part for a nearly right answer."""
         return self.library_score(task, response)
 
     def gold(self, task):

@@ -9,14 +9,15 @@ A task is `4: double, add 1, square`; the answer gives the digit after each step
 `double: 8, add 1: 9, square: 1`. Answers are computed, so no reference is wrong, and a small
 model learns the world within an hour.
 
---start chooses what a warm start leaves to the loop. A warm start is one pass over many
+--start chooses what a warm start leaves for the loop to learn. A warm start is one pass over many
 demonstrations: a second pass over the same ones would make all attempts at a task alike.
-    stale    the agent sees mostly the four easy tools in one to three steps, and some of all
-             tools with the ladder's slips; the simulator sees enough variations to stay near its
-             seed tasks. After 50 updates an untrained simulator's tasks are nearly all solved
-             (worlds/README.md)
+    stale    the agent sees mostly demonstrations of the four easy tools in one to three steps,
+             and some of all tools with the ladder's slips; the simulator sees enough variations to
+             stay near its seed tasks. After 52 updates the agent solves 0.84 of the tasks of an
+             untrained simulator (mean of nine runs, results/words.jsonl)
     aligned  the agent sees all tools with the ladder's slips, so that p_hat differs by rung
-    hard     the same with few demonstrations, so that most of the tasks written are too hard
+    hard     the same with few demonstrations, so that most tasks that the simulator writes
+             are too hard
 """
 import re
 
@@ -27,7 +28,7 @@ TOOL_WORDS = {
     "tpl": "triple", "mir": "mirror", "sqr": "square", "half": "halve", "drop": "subtract 4",
     "cube": "cube", "tri": "sum up"}
 NAME_OF = {words: name for name, words in TOOL_WORDS.items()}
-# {--start: what a warm start shows: demonstrations of easy tools, of all tools, variations}
+# {--start: how many pairs a warm start shows: easy tools, all tools (agent), variations (env)}
 PAIRS = {
     "stale": (320, 160, 960), "aligned": (0, 640, 640), "hard": (0, 120, 320)}
 # share of the ladder's slips in demonstrations of easy tools; with none, attempts at a task would

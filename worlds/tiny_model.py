@@ -109,7 +109,7 @@ def train(words, pairs_fn, model_config=MODEL, steps=800, batch=64, lr=4e-3, see
     """
     rng, tokenizer = random.Random(seed), word_tokenizer(words)
     model = tiny_lm(len(words), model_config, seed)
-    # a separate generator: the check must not change what rng draws in the training
+    # a separate generator: the check must not change what rng draws during training
     check_texts(words, pairs_fn(random.Random(seed), batch), model.config.max_position_embeddings)
     print(f"training the base model of this world, {steps} steps ...", flush=True)
     optimizer = torch.optim.AdamW(model.parameters(), lr=lr, weight_decay=0.01)
@@ -138,7 +138,7 @@ def check_texts(words, pairs, context: int):
     needed = {*SPECIAL, *(word for pair in pairs for text in pair for word in text.split())}
     wrong = [word for word in sorted({*needed, *counts}) if counts[word] != 1]
     if wrong:
-        raise UserError("WORDS must name each word, and SPECIAL, once; missing or doubled: "
+        raise UserError("WORDS must name each word, and SPECIAL, once; missing or repeated: "
                         f"{wrong[:9]}")
     longest = max(len(f"{prompt} {response} <eos>".split()) for prompt, response in pairs)
     if longest > context:
@@ -171,7 +171,7 @@ def load_trained(world, words, **recipe):
 
 
 class TinyWorld(worlds.World):
-    """Define a world that brings its tasks and a base model of WORDS.
+    """Define a world that brings its own tasks and a base model whose vocabulary is WORDS.
 
     A subclass has pairs(rng, n), from which a base model is trained. `chat`: whether --model names
     another model, which needs a chat template. A world accepts one only if it has CHAT_DEFAULTS,

@@ -24,13 +24,13 @@ The agent writes calls as the chat templates of Qwen and Hermes do, each as a JS
 read.
 
 The simulator writes one JSON object. With --tools FILE it is shown the seed task and six tools
-(`seed_for`), and writes calls of these, then a request that names their values. The agent has to
+(`seed_for`), and writes calls to these, then a request that names their values. The agent has to
 choose among the same six. Without --tools it also invents the tools, which takes a large model.
 
 Two calls are the same if they have the same name and the same arguments, in any order. Numbers are
 compared by value (5 is 5.0), but 5 is not "5" and true is not 1. Strings must agree in every
 character. An argument that is left out equals its schema's `default`. The whole list of calls must
-agree, in any order unless the task is `ordered`. Part of the list earns nothing.
+agree, in any order unless the task is `ordered`. A partly right list earns nothing.
 
 Deviations: there is no executor for invented tools, so `valid` means that every call parses and
 satisfies the schema of a declared tool. The simulator must keep the kind of its seed: a drift to
@@ -68,7 +68,7 @@ EXAMPLE_TASKS = Path(__file__).parent / "tools/example_tasks.jsonl"
 SHOWN_WITH = 2        # seed tasks from which a warm start shows the simulator how to write a task
 ROOM = 2              # characters of the shown tools per token of --max-prompt-tokens
 HELD_OUT = 8          # one task in this many is for validation, another one for tuning
-FEWEST = 3            # the least number of examples to learn from; a warm start needs more
+FEWEST = 3            # the smallest number of examples to learn from; a warm start needs more
 MIN_LETTERS = 10      # letters and digits that a written task's text needs to ask for anything
 TUNED = 20            # with this many distinct tasks, some are kept for tuning
 NOTHING = "none"      # the agent's answer if there is nothing to call
@@ -133,7 +133,7 @@ def _spec_of_question(record: dict) -> dict:
 
 
 def same_task_key(task):
-    """Return the keys of a task: one of its calls, however it is worded, and one of its words."""
+    """Return a task's keys: one made from its calls, whatever its wording, one from its words."""
     return _keys_of_json(json.dumps([task.text, task.spec]))
 
 

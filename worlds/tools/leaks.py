@@ -201,5 +201,5 @@ def is_inflected(one: str, other: str) -> bool:
 
 def numbers_of(text) -> set:
     """Return the absolute values of the numbers that a text has in digits."""
-    # words_of gives digits, with a point or a minus, or else letters
+    # a word of words_of is a number, perhaps with a point or a minus, or has no digits
     return {abs(float(word)) for word in words_of(text) if word[-1].isdecimal()}

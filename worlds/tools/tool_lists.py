@@ -13,14 +13,14 @@ but a `default` may be null, and {"const": null} allows null.
 
 Deviations: a schema is rewritten in JSON Schema's draft 2020-12. The simulator and the agent are
 shown this form, and worlds/tools/schemas.py checks calls against it. The content of a $ref or allOf
-is merged into the schema around it, unless the two contradict. Where a schema recurs within itself,
-anything fits.
-const becomes an enum, and a list of items becomes prefixItems. oneOf becomes anyOf, and is dropped
-beside an anyOf. A default that does not fit its own argument, such as null for a text, is dropped:
-the argument may still be left out. An enum is dropped if none of its values has the type. OpenAPI's
-nullable is not read. multipleOf and uniqueItems are not checked: in binary fractions 19.99 is not a
-multiple of 0.01, and comparing all pairs of items takes minutes for a long list. A tool that cannot
-be read, or can never be called, is left out and reported with the reason.
+is merged into the schema around it, unless the two contradict each other. Where a schema recurs
+within itself, anything fits. const becomes an enum, and a list of items becomes prefixItems. oneOf
+becomes anyOf, and is dropped beside an anyOf. A default that does not fit its own argument, such as
+null for a text, is dropped: the argument may still be left out. An enum is dropped if none of its
+values has the declared type. OpenAPI's nullable is not read. multipleOf and uniqueItems are not
+checked: in binary floating point 19.99 is not a multiple of 0.01, and comparing all pairs of items
+takes minutes for a long list. A tool that cannot be read, or can never be called, is left out and
+reported with the reason.
 """
 import json
 import random
@@ -46,7 +46,7 @@ MAX_TOOLS = 32       # of a task
 MAX_PARTS = 3000     # schemas within the schema of one tool, with every $ref replaced
 NAMED = 3            # tools or lines that are named with each reason
 OFFERED = 3          # tools that a task gets if it lists none; it gets more if it calls more
-LONGEST_BESIDE = 600  # characters of the longest that it does not call: a prompt holds several
+LONGEST_BESIDE = 600  # characters of the longest tool that it does not call; a prompt holds several
 
 # keys of a line of a task file; others are the user's own business
 FIELDS = ("task", "tools", "calls", "ordered", "reference")
@@ -58,7 +58,7 @@ SCHEMAS = ("parameters", "inputSchema", "input_schema")
 NOTES = {"description", "title", "format", "default"}
 KEPT = {*Draft202012Validator.VALIDATORS, "then", "else", "minContains", "maxContains", *NOTES} \
     - {"$ref", "$dynamicRef", "const", "oneOf", "multipleOf", "uniqueItems"}
-REFUSED = {"dependencies", "$dynamicRef", "$recursiveRef"}  # ignored, they would allow more values
+REFUSED = {"dependencies", "$dynamicRef", "$recursiveRef"}  # to ignore them would allow more values
 # what reading a schema of any form may raise
 MALFORMED = (TypeError, AttributeError, ValueError, RecursionError, re.error, UnknownType,
              SchemaError)
@@ -302,7 +302,7 @@ class SchemaReader:
         try:
             node = self.resolver.lookup(ref).contents
         except Unresolvable:
-            raise InvalidTask("tool schema", "a $ref to nothing here") from None
+            raise InvalidTask("tool schema", "a $ref to nothing in this schema") from None
         return {} if ref in path else self.read(node, (*path, ref))
 
 
@@ -325,7 +325,7 @@ def _keywords(node: dict) -> dict:
 
 
 def _merged(schema: dict, part: dict) -> dict:
-    """Return two schemas of the same value as one. If they contradict, allOf holds the second."""
+    """Merge two schemas for one value. If they contradict each other, allOf holds the second."""
     shared = schema.keys() & part.keys() - NOTES
     if any(schema[key] != part[key] for key in shared):
         return {**schema, "allOf": [*schema.get("allOf", ()), part]}
