@@ -1,9 +1,8 @@
 """Define tasks, attempts at them, and the pools that keep them as JSON lines: D_train and D_env.
 
 Paper: step 3 of Algorithm 1. D_train <- D_train + Valid(E_t) keeps the tasks that have valid
-traces, with these traces. D_env <- D_env + weighted generations keeps what the simulator wrote, the
-context in which it wrote it, and how often the agent solved it. Epoch 0 trains nothing and adds
-nothing to D_env.
+traces, with these traces. D_env <- D_env + weighted generations keeps what the simulator wrote, in
+which context, and how often the agent solved it. Epoch 0 trains nothing and adds nothing to D_env.
 
 Usage: a run has one pool of each kind. Each is an append-only JSONL file in the run folder, from
 which a resumed run reads it back.
@@ -25,15 +24,15 @@ import torch
 from errors import one_line, require_file
 
 # For how many epochs a success rate in D_train remains usable. Later, the simulator's prompt calls
-# it unknown, and the task can no longer be a seed task. (Base tasks always can.)
+# it unknown, and the task can no longer be a seed task, unless it is a base task.
 FRESH_FOR = 2
-MAX_AGE = 4  # in D_env, an older record is not imitated
+MAX_AGE = 4  # in epochs; an older record of D_env is not imitated
 
 
 @dataclass
 class Task:
     """Describe a task: what the agent is asked, and how its answer is checked."""
-    text: str             # the task as a readable text
+    text: str             # the task as readable text
     spec: dict            # evaluation spec: all that the world's checker needs, as plain JSON
     origin: str = "base"  # base | env (the simulator) | static | teacher
     seed_task: str = ""   # id of the task that it is a variation of
@@ -81,7 +80,7 @@ class EnvRecord:
     text: str            # the generation, decoded
     task_id: str         # id of the task that it describes
     keys: list[str]      # keys of that task: records that share one are the same task
-    group: int           # number shared by all that was written together for one seed task
+    group: int           # number shared by the records written together for one seed task
     p_hat: float | None = None        # success rate of the agent on it (Eq. 2)
     p_hat_seed: float | None = None   # mean success rate on all records of its group
     p_hat_batch: float | None = None  # mean success rate on all records of its step
@@ -218,14 +217,15 @@ def distinct(records) -> list[EnvRecord]:
 def read_jsonl(path) -> list[dict]:
     """Return all records of a JSONL file.
 
-    Raise UserError if there is no file, or if a line is not a JSON object; the message names it.
+    Raise UserError if there is no file, or if a line is not a JSON object; the message then gives
+    the line's number.
     """
     require_file(path)
     return parse_jsonl(Path(path).read_bytes(), path)
 
 
 def parse_jsonl(contents: bytes, path) -> list[dict]:
-    """Return all records in the contents of a JSONL file. path: what a UserError names."""
+    """Return all records in the contents of a JSONL file. path: used only in error messages."""
     records = []
     for number, line in enumerate(contents.split(b"\n"), 1):
         if line.strip():

@@ -66,7 +66,7 @@ def loading():
 def exit_code(command) -> int:
     """Call `command()` under plain_errors and return the program's exit code.
 
-    After success this is the command's result if that is an integer, and otherwise 0.
+    On success, this is the command's result if that is an integer, and otherwise 0.
     """
     try:
         with plain_errors():
@@ -84,10 +84,10 @@ PATIENCE = 2  # in seconds; a call that takes longer is reported
 
 @contextmanager
 def users_code(file, otherwise=""):
-    """Turn any exception of a user's code into a UserError that names its place in the file.
+    """Turn any exception from a user's code into a UserError that says where in the file it arose.
 
-    If the code takes a long time, a line on stderr names the file. otherwise: the place if no line
-    of the file raised the exception, as when a function takes other arguments.
+    If the code takes a long time, a line on stderr names the file. otherwise: what to name if no
+    line of the file was running, as when a function was called with the wrong arguments.
     """
     timer = threading.Timer(PATIENCE, print, [f"trying {file} ..."], {"file": sys.stderr})
     timer.daemon = True
@@ -138,7 +138,7 @@ def is_number(value, least=-1e30, most=1e30) -> bool:
 
 
 def choose(word: str, names) -> str:
-    """Return advice for a word that is none of the names: first a similar name, if there is one,
+    """Return advice for a word that is not one of the names: a similar name, if there is one, and
     then all names."""
     names = [str(name) for name in names if name != ""]
     near = difflib.get_close_matches(word, names, 1)
@@ -172,8 +172,8 @@ def one_line(folder, fault="cannot be used"):
 def first_line(error) -> str:
     """Return the first line of an exception's message, or its class if it has no message.
 
-    For an error of the operating system, return only the reason, without the file: that may be an
-    internal one, which the user does not know.
+    For an error of the operating system, return only the reason, without the name of the file: it
+    may be an internal file, which the user does not know.
     """
     text = getattr(error, "strerror", "") or str(error).strip() or repr(error)
     return text.replace(":\n", ": ").splitlines()[0]

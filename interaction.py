@@ -1,10 +1,11 @@
 """Do step 1 of Algorithm 1: turn the simulator's texts into tasks, and let the agent attempt them.
 
 Paper: "generate and interact". The simulator's texts are parsed and checked before the agent
-attempts the tasks. An attempt is e = (task, trajectory, a', r), where r is Eq. 1.
+attempts the tasks. An attempt is e = (task, trajectory, a', r): a' is the answer, r its reward
+(Eq. 1).
 
 Usage: genenv.py calls `read_written` on what the simulator wrote, and `try_tasks` on the resulting
-tasks. `try_tasks` calls `play` for the attempts and `attempt_score` on each of them. A world
+tasks. `try_tasks` calls `play` to make the attempts and `attempt_score` to score each. A world
 (worlds/) knows the domain: how to parse a text, what to ask the agent, and how to score an answer.
 
 Deviations: the paper does not say how written tasks are checked. Here a task is refused if it is a
@@ -30,7 +31,7 @@ class Written:
     rollout: Rollout
     text: str
     task: Task | None = None  # None: the text is not a valid task
-    reason: str = ""          # if so, why it was refused
+    reason: str = ""          # why such a text was refused
 
 
 def read_written(world, o, policies, rollouts, seed_tasks, *, epoch, held_out,

@@ -5,7 +5,7 @@ Paper: pi_agent and pi_env of Algorithm 1, both initialised from the same instru
 switched off, it is the initial policy, the reference of every KL term. (With --env-model there are
 two Policies with one adapter each.)
 
-Usage: all sampling from a model, and all scoring of text with it, goes through a Policy.
+Usage: all sampling from a model, and all scoring of text with it, go through a Policy.
 
     policy = Policy.load("Qwen/Qwen2.5-7B-Instruct", quant="nf4")
     rollouts = policy.sample("agent", [policy.encode("2+2=")], G=8)
@@ -101,12 +101,12 @@ class Policy(Chat):
                  adapter_folder=None, chat_template_kwargs=None):
         """Wrap a transformers causal LM; the other arguments are those of `load`.
 
-        A new adapter starts with B = 0, so its policy equals the reference. One that is read from
-        adapter_folder does not; only eval/ reads one, a run starts with new adapters. Raise
-        UserError if the model has no token that ends a response.
+        In a new LoRA adapter the matrices B are 0, so its policy equals the reference. With an
+        adapter read from adapter_folder it does not; only eval/ reads one, since a run starts with
+        new adapters. Raise UserError if the model has no token that ends a response.
         """
         self.active = None
-        self.source = ""  # the folder or hub name that it was loaded from
+        self.source = ""  # the folder or hub name that the model was loaded from
         model.requires_grad_(False)
         self.model = add_adapters(model, adapters, rank, seed, adapter_folder).eval()
         # the transformers model itself, with LoRA inside its layers
@@ -170,7 +170,8 @@ class Policy(Chat):
         """Activate an adapter within `with policy.use("agent")`, and restore the previous one
         afterwards, even after an error.
 
-        Run the backward pass inside as well: gradient checkpointing repeats the forward pass there.
+        Run the backward pass inside the block as well: with gradient checkpointing it repeats the
+        forward pass.
         """
         if adapter is not None and adapter not in self.params:
             raise ValueError(f"no adapter {adapter!r}; there are {sorted(self.params)}")

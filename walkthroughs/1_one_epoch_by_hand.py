@@ -5,7 +5,7 @@ The agent attempts each of them. The attempts give a success rate, the rate give
 simulator, and the reward gives a weight. Two adapters move independently, and two pools grow.
 Read along: Algorithm 1 of the paper, and `epoch` in genenv.py, which does the same in the same
 order. The world is the default one, the ladder (README.md). Its tasks are a digit and a chain of
-steps: `9 s1 dbl s2 dec` means to start at 9, double it and subtract one.
+steps: `9 s1 dbl s2 dec` means: start at 9, double it, subtract one.
 """
 # %% A run: options, world, policy (one frozen base, two adapters), pools, optimisers, generators.
 import sys
@@ -44,7 +44,7 @@ state, alpha = run.state, o.alpha
 state.epoch = 1  # t of Algorithm 1
 held_out = run.world.validation_tasks()
 start = mean(rates_on(run, held_out, 4, 1.0))
-print(f"held-out success before, from 4 attempts per task (a run makes 8): {start:.3f}")
+print(f"held-out success at the start, from 4 attempts per task (a run makes 8): {start:.3f}")
 tasks, records = run.train_pool.tasks, run.env_pool.records
 print(f"D_train {len(tasks)} tasks, all base; D_env {len(records)} records\n"
       "So: the agent knows the format but slips often; the simulator has written\n"
@@ -54,7 +54,7 @@ print(f"D_train {len(tasks)} tasks, all base; D_env {len(records)} records\n"
 for step in range(o.steps):
     # 1. T_t ~ pi_env: the simulator writes 4 variations of each of 16 seed tasks. Code checks them.
     tasks, records = genenv.generate(run, alpha)
-    # 1. Interact: the agent makes G = 8 attempts at each of these tasks, and at a few of D_train.
+    # 1. Interact: the agent makes G = 8 attempts at each of these tasks, and at a few from D_train.
     # Eq. 1 gives the reward r of an attempt, Eq. 2 the success rate p_hat of a task.
     trials = genenv.interact(run, genenv.fill_batch(run, tasks))
     # 2a. Agent update: GRPO on r. A group that is all right or all wrong has no gradient.
@@ -67,7 +67,7 @@ for step in range(o.steps):
         print(f"\nstep 0: written {len(state.env_rollouts)}, valid {len(tasks)}")
         print(wrapped("  refused: ", counted(state.invalid)))
         print("seed task -> its variation\n"
-              "    an answer, its reward r (Eq. 1), the p_hat (Eq. 2)")
+              "    an answer, its reward r (Eq. 1), the task's p_hat (Eq. 2)")
         for trial in trials[:3]:
             seed_task = run.train_pool.tasks[trial.task.seed_task]
             first = trial.traces[0]
@@ -81,15 +81,15 @@ for step in range(o.steps):
         print(f"a group: {mixed.task.text}")
         print("  rewards   ", *(f"{x:5.0f}" for x in r[0]))
         print("  advantages", *(f"{a:+5.2f}" for a in advantages), " (GRPO, Eq. 4)")
-        print("So: the group's mean is the baseline. If one outcome is rarer, it weighs more.")
+        print("So: the group's mean is the baseline. The rarer outcome weighs more.")
     print(f"step {step}: {1 - stats['zero_variance']:.0%} of the groups mixed, gradient norm "
           f"{shown(stats['grad_norm'])}, KL to the start {shown(stats['kl'])}")
-print("So: groups that are all right or all wrong teach nothing; only mixed ones make\n"
-      "    the step.")
+print("So: groups that are all right or all wrong teach nothing; the gradient comes\n"
+      "    from the mixed ones.")
 n, base = len(run.train_pool.tasks), len(run.train_pool.base)
 print(f"D_train {n} tasks: {base} base tasks, {n - base} new ones")
 
-# %% 2b. Environment update. Count each task once, compute its R_env, and weight those in the band.
+# %% 2b. Environment update. Count each task once, compute R_env, and weight the tasks in the band.
 fresh = distinct(state.records)
 print(f"the simulator wrote {len(state.records)} valid tasks, {len(fresh)} distinct")
 for record in fresh:
@@ -128,7 +128,7 @@ print("So: the simulator now writes tasks like the imitated ones more often, oth
 run.env_pool.add(state.records)
 print(f"D_env {len(run.env_pool.records)} records\n"
       f"held-out success {start:.3f} -> {mean(rates_on(run, held_out, 4, 1.0)):.3f}\n"
-      "So: one epoch already improves the agent on tasks that neither player trains on.\n"
+      "So: one epoch already improves the agent on tasks that neither model trains on.\n"
       "    A run has 24 epochs.")
 print("""
 Try: --G 4: which groups are mixed now, and how coarse is p_hat?

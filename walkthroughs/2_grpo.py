@@ -35,7 +35,7 @@ def p_right():
 
 
 print(f"before: P(right answer) = {p_right():.4f}\n"
-      "So: this agent is right sometimes, which is what GRPO needs.")
+      "So: this agent is sometimes right, which is what GRPO needs.")
 
 # %% 1. Draw G rollouts. A response ends with <eos>, or is cut off after two tokens.
 G, generator = 8, torch.Generator().manual_seed(11)
@@ -57,7 +57,7 @@ print("So: r - b sums to 0, and so do the advantages. The rarer outcome moves mo
 # %% 3. Surrogate and KL. Before the step, pi = pi_old = pi_ref: every ratio is 1, every KL is 0.
 rollouts = [Rollout(0, PROMPT, response) for response in responses]  # one group, with one prompt
 with policy.use("agent"):
-    logp, mask = policy.logprobs(rollouts)  # (N, R), here N = G and R = 2; short rows are padded
+    logp, mask = policy.logprobs(rollouts)  # (N, R), here N = G and R = 2; shorter rows are padded
 old_logp = ref_logp = logp.detach()
 tokens, rows = int(mask.sum()), len(responses)
 per_token = surrogate(logp, old_logp, advantages[0])
@@ -69,7 +69,7 @@ print("So: the value of the loss means nothing here. What counts is its gradient
 # %% 4. One step. If all responses were equally long, the loss would be 0, but not its gradient,
 # which is that of Eq. 4 with the advantage instead of r - b. The logit of a first token that
 # was never drawn has gradient 0, because the advantages sum to 0. The probability of such a token
-# changes only because those of the others do.
+# changes only because the logits of others do.
 optimizer = torch.optim.SGD(policy.params["agent"], lr=1.0)  # a run uses AdamW
 loss, stats = grpo_loss(logp, old_logp, ref_logp, advantages[0], mask, tokens, rows, kl_coef=0.001)
 loss.backward()
@@ -84,7 +84,7 @@ print(f"after one step: P(right answer) = {p_right():.4f}\n"
       "    hardly move.")
 
 # %% 5. The same step as a run takes it. grpo_update drops groups without signal, scores the others,
-# and steps.
+# and takes the step.
 by_hand = policy.logits.detach().clone()
 policy.logits.data.copy_(policy.initial)
 stats = grpo_update(policy, "agent", torch.optim.SGD(policy.params["agent"], lr=1.0), rollouts,

@@ -25,7 +25,7 @@ torch.set_num_threads(1)
 ALPHA, BETA, LAM, PROMPT = 0.5, 2.0, 1.0, [0]
 P_HAT = [0.0, 0.125, 0.25, 0.5, 0.5, 0.75, 0.875, 1.0]  # (8,) Eq. 2, one per task
 PI_0 = torch.tensor([.02, .03, .05, .04, .06, .15, .25, .40], dtype=torch.float64)
-# a hundred generations, in exactly the shares of PI_0
+# a hundred generations, in the exact proportions of PI_0
 WRITTEN = [x for x in range(8) for _ in range(round(100 * float(PI_0[x])))]
 
 
@@ -61,7 +61,7 @@ show("weights exp(lam R), mean 1", rwr_weights(r_env(), LAM))
 print(f"largest weight / smallest: {weight_ratio(rwr_weights(r_env(), LAM)):.2f}\n"
       "So: with these lam and beta the weights by themselves select almost nothing.")
 
-# %% 2. Where RWR arrives: the limit is pi_0 exp(lam R) / Z.
+# %% 2. Where RWR ends up: the limit is pi_0 exp(lam R) / Z.
 closed = PI_0 * (LAM * r_env()).exp()
 closed /= closed.sum()
 trained, _ = train()
@@ -73,8 +73,8 @@ assert (trained - closed).abs().max() < 1e-3
 print("So: RWR ends at the computed limit, which is close to pi_0: easy tasks stay\n"
       "    most frequent.")
 
-# %% 3. The filter. Tasks outside |p_hat - alpha| <= k_min are not imitated, so their probability
-# moves into the band.
+# %% 3. The filter. Tasks outside the band |p_hat - alpha| <= k_min are not imitated, so their
+# probability moves into it.
 print("\nwith the filter: probability of each task; mass on p_hat = 0.5; ratio of the\n"
       "largest weight to the smallest")
 by_filter = {"before": PI_0}
@@ -98,8 +98,8 @@ for lam, beta in ((1, 2), (6, 2), (1, 8), (6, 8), (20, 8)):
 print("So: if lam and beta are large, the weights select; the price is that few tasks\n"
       "    carry the update.")
 
-# %% 5. KL. The penalty holds the simulator near its start. The cap undoes the step that goes too
-# far and ends the update.
+# %% 5. KL. The penalty holds the simulator near its start. The cap undoes the first step that goes
+# too far, and then ends the update.
 print("\npenalty   cap     steps of 60   mass on p_hat = 0.5   KL of the update")
 for coef, cap in ((0.0, 1e9), (0.1, 1e9), (1.0, 1e9), (0.0, 0.5), (0.0, 0.1)):
     probs, stats = train(0.26, lr=0.2, env_kl=coef, cap=cap)

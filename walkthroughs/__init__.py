@@ -7,7 +7,7 @@
 
 Usage: run `python walkthroughs/1_one_epoch_by_hand.py` in the project's root. Or run it cell by
 cell in an editor that knows `# %%` and shows such a program as a notebook. Each program draws a
-picture. The first takes about half a minute, because it trains the ladder's base model.
+picture. The first program needs about ten seconds of CPU time, the others less.
 """
 from pathlib import Path
 

@@ -9,7 +9,7 @@ import torch
 
 
 class TablePolicy:
-    """Give token t of a response the probabilities softmax(logits[t]), whatever the tokens before.
+    """Give token t of a response the probabilities softmax(logits[t]), whatever tokens come before.
 
     logits (R, V): R places in a response, V words.
     """
