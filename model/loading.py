@@ -316,7 +316,9 @@ def telling_length(config, max_tokens):
 
 @torch.enable_grad()
 def check_gradient(policy, adapter, rollouts):
-    """Raise UserError if gradient checkpointing, usual on a GPU, changes the gradient by over 5 %.
+    """Raise UserError if gradient checkpointing changes the gradient by more than 5 %.
+
+    On a GPU, training usually needs gradient checkpointing.
     """
     both = []
     for grad_checkpoint in (False, True):

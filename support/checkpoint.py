@@ -43,7 +43,7 @@ OLD = 60      # seconds; if the last checkpoint is older, the end of a step writ
 
 @contextmanager
 def claimed_folder(o):
-    """Yield a run's folder and its lock, which the caller has to close.
+    """Yield a run's folder and its lock, an open file that the caller has to close.
 
     Remove a new folder if its run cannot begin. Raise UserError rather than overwrite a run.
     """

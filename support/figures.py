@@ -143,7 +143,7 @@ def curves(lines: dict, unit: str, band=()):
     axis = figure.subplots()
     axis.set(xlabel="epoch", ylabel=figure_text(unit))
     axis.xaxis.get_major_locator().set_params(integer=True, min_n_ticks=1)
-    # a line at 0: the vertical axis includes it, and ends just above the highest point
+    # draw a line at 0, so that the vertical axis reaches from 0 to just above the highest point
     axis.axhline(lw=1, color="0.8")
 
     legend = {}  # {label: the line or band that it explains}

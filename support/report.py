@@ -25,8 +25,8 @@ READING = ("Read held-out success first. Mixed groups, tasks in the band and the
            "explain it.")
 ANCESTRY = ("Each task is a variation of the one above it. The first two columns give the epoch in "
             "which it was written, and p_hat at its first attempts.")
-EXPLANATION = ("A sample shows a task, below the seed task that it varies (grey), a right answer, "
-               "and the best and the worst attempt. Refused texts have a reason instead.")
+EXPLANATION = ("Each sample shows a seed task (grey), the task that varies it, a right answer, and "
+               "the best and the worst attempt. A refused text is shown with the reason.")
 FACTS = {"held-out success": "validation", "held-out, greedy answers": "validation_greedy",
          "success on generated tasks": "success_rate", "mixed groups": "mixed_share",
          "mixed, of those possible": "mixed_of_possible", "alpha": "alpha"}

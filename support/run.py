@@ -193,7 +193,7 @@ def end_epoch(run, env_stats, alpha):
     run.history.append(record)
     append_jsonl(run.folder / "metrics.jsonl", [record])
     append_jsonl(run.folder / "samples.jsonl", measure.samples(run))
-    print(screen.line(record, run.history[-2:-1]), flush=True)  # the previous one, if any
+    print(screen.line(record, run.history[-2:-1]), flush=True)  # with the previous record, if any
     run.state = EpochState(epoch=run.state.epoch + 1, imitated=run.state.imitated)
     checkpoint.save(run)
     run.ends.append(time.perf_counter())
