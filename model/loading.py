@@ -318,7 +318,7 @@ def telling_length(config, max_tokens):
 def check_gradient(policy, adapter, rollouts):
     """Raise UserError if gradient checkpointing changes the gradient by more than 5 %.
 
-    On a GPU, training usually needs gradient checkpointing.
+    On a GPU it is switched on by default.
     """
     both = []
     for grad_checkpoint in (False, True):
