@@ -1,14 +1,15 @@
 """Compute attention and LoRA for packed groups: one row holds a prompt and its G responses.
 
-Paper: does not cover this; a group costs P + G*R tokens instead of G*(P + R), in sampling and in
+Paper: does not cover this. A group costs P + G*R tokens instead of G*(P + R), in sampling and in
 training.
 
-Usage: policy.py lays groups out with `packing.pack`, cuts such rows with `attention_layout`, and
-changes a model with `patch`. After that, transformers' models call `group_attention`, and PEFT's
-layers call `lora_linear`.
+Usage: policy.py lays groups out with `packing.pack`, plans with `attention_layout` how to cut these
+rows, and changes a model with `patch`. After that, transformers' models call `group_attention`, and
+PEFT's layers call `lora_linear`.
 
-Deviations: none in the numbers. The library's own attention and LoRA layers take more memory or
-more passes; tests/test_policy.py compares each replacement with the plain version.
+Deviations: none in the numbers. The libraries' own attention and LoRA layers take more memory or
+more passes over their tensors; tests/test_policy.py compares each replacement with the plain
+version.
 
 Shapes: B prompts (groups), G rollouts of each, N responses in all, P prompt tokens, R inputs of a
 response (its tokens but the last, which predicts nothing), L tokens of a packed row, Q queries, K
@@ -53,7 +54,7 @@ class Layout:
 
 
 # This packed row holds a prompt p of 3 tokens, responses a of 3 and b of 2 tokens, and padding.
-# Each response lacks its last token, so P = 3 and R = 2. The row is cut into two calls:
+# Each response lacks its last token, so P = 3 and R = 2. The row is cut up for two calls:
 #
 #     packed row (L = 7)       prompts (B, P)        responses: queries (N, R), keys (N, P + R)
 #     p p p a a b .            p p p  causal         a a    see   p p p a a
@@ -94,7 +95,8 @@ def group_attention(module, query, key, value, attention_mask, layout=None, **kw
 
     query (B, heads, L, d), key and value (B, key heads, L, d) -> (B, L, heads, d), None. Prompts
     attend to themselves in one plain causal call. Responses attend to [prompt, response] as N short
-    rows: a mask over (L, L) would compute scores between siblings only to hide them.
+    rows: under one mask over (L, L), scores between the responses of a group would be computed only
+    to be hidden.
     """
     if layout is None:
         if attention_mask is None:
@@ -152,7 +154,7 @@ def few_queries_attention(module, query, key, value, mask, scaling=None, **_):
 def heads_of(config):
     """Return (query heads, key heads, head dimension) of a configuration."""
     heads = config.num_attention_heads
-    # families differ in which of these they define
+    # families of models differ in which of these they define
     key_heads = getattr(config, "num_key_value_heads", None) or heads
     return heads, key_heads, getattr(config, "head_dim", None) or config.hidden_size // heads
 
@@ -183,7 +185,7 @@ def patch(model):
         use_short_lora(module)
         use_fused_rms_norm(module)
         use_checkpointing(module)
-    # cuDNN plans its attention for exact sizes, which change at every decoding step
+    # cuDNN would plan its attention anew at every decoding step, because the sizes change
     torch.backends.cuda.enable_cudnn_sdp(False)
 
 
@@ -214,7 +216,7 @@ def use_fused_rms_norm(module):
 
 
 def use_checkpointing(module):
-    """Prepare a block for gradient checkpointing, active in train mode only (Policy._hidden)."""
+    """Prepare a block for gradient checkpointing, which train mode turns on (Policy._hidden)."""
     if isinstance(module, GradientCheckpointingLayer):
         module.gradient_checkpointing = True
         module._gradient_checkpointing_func = partial(checkpoint, use_reentrant=False,

@@ -6,7 +6,7 @@ a `FreezingLayer`.
 Deviations: the library's dynamic layer copies the whole cache for every token; this one copies it
 only when its buffer is full.
 
-Shapes: live groups with `slots` rollouts each, K cached keys, d head dimension.
+Shapes: `live` groups of `slots` rollouts each, K cached keys, d head dimension.
 """
 from torch.nn.functional import pad
 from transformers.cache_utils import DynamicLayer
@@ -69,7 +69,7 @@ class FreezingLayer(GrowingLayer):
 
     def update(self, key_states, value_states, *args, **kwargs):
         """Append as a GrowingLayer does; once frozen, write at `columns` and return the whole
-        buffers, of which a mask must hide what is not yet written."""
+        buffers; a mask must hide the part that is not yet written."""
         if self.columns is None:
             return super().update(key_states, value_states)
         self.keys.index_copy_(2, self.columns, key_states)

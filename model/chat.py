@@ -1,6 +1,8 @@
 """Convert text to token ids and back: chat templates, ends of turns, control tokens.
 
-Paper: does not cover this. Usage: a Policy is a Chat; the worlds call `encode` and `decode`.
+Paper: does not cover this.
+
+Usage: a Policy is a Chat; genenv.py and interaction.py call `encode` and `decode`.
 
 Deviations: the template, not the model's configuration, decides how a turn ends. A template that
 drops a message is refused.
@@ -15,7 +17,7 @@ class Chat:
     """Wrap a tokenizer and its chat template, if it has one.
 
     eos_ids: all ids that end a response. end_of_turn: the ids that follow a turn in a text to
-    imitate.
+    imitate. control_ids: the ids of control tokens, which are eos_ids and all special tokens.
     """
 
     def __init__(self, tokenizer, generation_config=None, chat_template_kwargs=None):
@@ -79,7 +81,7 @@ class Chat:
         if not isinstance(prompt, str):
             begin = self.encode(prompt)
             both = self.encode([*prompt, {"role": "assistant", "content": text}])
-            # if not, a token spans the border, which cannot happen in sampling
+            # otherwise a token spans the border between them, which cannot happen in sampling
             if both[:len(begin)] == begin:
                 return both[len(begin):]
         return self.encode(text)

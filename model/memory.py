@@ -3,17 +3,17 @@
 Paper: does not cover this; it helps to fit the paper's two 7B policies on one card.
 
 Usage: a run calls `check` before it loads the models, and trains inside `enough_memory`.
-Policy.sample decodes `prompts_at_once` prompts at once. That number depends on free memory, so a
-seed gives different texts on a different card. policy.py and model/decoding.py keep to LOGIT_CHUNK,
-KEPT_LOGITS and PREFILL_TOKENS.
+Policy.sample decodes `prompts_at_once` prompts at once. That number depends on free memory, so the
+same seed gives different texts on different cards. policy.py and model/decoding.py keep to
+LOGIT_CHUNK, KEPT_LOGITS and PREFILL_TOKENS.
 
 Deviations: this is an upper bound with few terms, not a simulation. Parameters, those of PEFT's
-adapters included, are counted on torch's meta device, so any decoder of transformers works. The
+adapters included, are counted on torch's meta device, so any decoder in transformers works. The
 rest follows from shapes: every prompt and response is assumed to be as long as the options allow.
-At 7B the estimate is within 1 % for rollouts and 5 to 20 % too high for updates. MARGIN covers
-fragmentation, kernels' workspaces and the pool of a recorded step (0.3 GB at 7B). A mixture of
-experts is counted with its own weights and adapters, but with the activations of a dense model, and
-without the copies that PEFT makes of experts. That was never measured.
+At 7B the estimate is within 1 % of what rollouts took, and 5 to 20 % above what updates took.
+MARGIN covers fragmentation, kernels' workspaces and the memory pool of a recorded step (0.3 GB at
+7B). A mixture of experts is counted with its own weights and adapters, but with the activations of
+a dense model, and without the copies that PEFT makes of experts. This case was never measured.
 
 All sizes are in bytes; a GB is 1e9 bytes. Shapes: B prompts, G rollouts of each, N responses in
 all, P prompt tokens, R response tokens, D hidden size, I MLP width, V vocabulary, M predicted
@@ -30,7 +30,7 @@ from errors import UserError
 from model.loading import add_adapters, choose_dtype, one_line
 
 LOGIT_CHUNK = 256  # tokens whose (chunk, V) fp32 logits exist at once: 0.16 GB at V = 152k
-KEPT_LOGITS = 2 ** 25  # more logits than these (0.13 GB) are computed again in the backward pass
+KEPT_LOGITS = 2 ** 25  # above this many logits (0.13 GB), the backward pass computes them again
 PREFILL_TOKENS = 16384  # padded prompt tokens (rows x columns) encoded in one forward pass
 
 MARGIN = 1.08  # factor for what the allocator holds beyond what is in use
@@ -62,7 +62,7 @@ def count_parameters(config, rank: int) -> Counter:
 
 
 def rollout_bytes(config, e, B, G, P, R) -> int:
-    """Estimate the bytes of Policy.sample at its peak: the prefill or the last token."""
+    """Estimate the bytes of Policy.sample at its peak: in the prefill or at the last token."""
     heads, key_heads, head_dim = heads_of(config)
     key = config.num_hidden_layers * 2 * key_heads * head_dim * e  # keys and values of a token
 
@@ -84,7 +84,7 @@ def rollout_bytes(config, e, B, G, P, R) -> int:
 def prompts_at_once(lm, lengths, G, R, available) -> int:
     """Return how many prompts, the shortest first, can be decoded at once; at least one.
 
-    lengths: their token counts, in that order. available: bytes.
+    lengths: their token counts, in that order. available: free bytes.
     """
     config, e, B = lm.config.get_text_config(decoder=True), lm.dtype.itemsize, len(lengths)
     while B > 1 and MARGIN * rollout_bytes(config, e, B, G, lengths[B - 1], R) > available:
@@ -101,7 +101,7 @@ def free_bytes() -> int:
 def update_bytes(config, e, budget, G, P, R) -> int:
     """Estimate the bytes of a micro-batch of Policy.logprobs and its backward pass.
 
-    The inputs of all layers are kept, but what else a layer saves exists for one layer at a time.
+    The inputs of all layers are kept; whatever else a layer saves exists for one layer at a time.
     Everything but the logits is counted per token.
     """
     heads, key_heads, head_dim = heads_of(config)
@@ -109,12 +109,12 @@ def update_bytes(config, e, budget, G, P, R) -> int:
     tokens = max(budget, P + R)
     inputs = config.num_hidden_layers * D * e                # (tokens, D) of each layer
 
-    # a layer needs what it saves, and the larger of two temporary needs
+    # a layer needs what it saves, plus the larger of two temporary amounts
     norms = 2 * D * (e + FP32)                               # (tokens, D): before and after a norm
     projected = 4 * (heads + key_heads) * head_dim * e       # (tokens, heads, d)
     mlp = 4 * I * e                                          # (tokens, I)
     # each response has its own copy of the prompt's keys and values, repeated for every query head:
-    # at most G times as many as there are tokens
+    # at most G copies per token
     copies = G * 2 * heads * head_dim * e                    # (N, heads, P + R, d)
     gradients = (2 * I + 3 * D) * e                          # of (tokens, I), (tokens, D)
     layer = norms + projected + mlp + copies + max(gradients, copies)
@@ -126,8 +126,8 @@ def update_bytes(config, e, budget, G, P, R) -> int:
 
 
 def estimate(config, o) -> tuple:
-    """Return the bytes that a run with options `o` needs for base weights, for adapters with their
-    optimisers, and in addition for an update at its peak.
+    """Return the bytes that a run with options `o` needs: for base weights, for adapters with their
+    optimisers and, in addition to both, for an update at its peak.
 
     Rollouts take what is left. Those of a single prompt need less than an update.
     """
@@ -140,7 +140,7 @@ def estimate(config, o) -> tuple:
 
     P = o.max_prompt_tokens
     agent = update_bytes(config, e, o.token_budget, o.G, P, o.max_response_tokens)
-    # a mini-batch of RWR may hold a text twice, next to the others written for its seed task
+    # a mini-batch of RWR may hold all texts written for one seed task, and each of them twice
     simulator = update_bytes(config, e, o.token_budget, 2 * o.variations, P, o.max_task_tokens)
     # add a copy of one adapter and its moments, with which rwr.py undoes a step, and two more
     # adapters as a margin
@@ -163,9 +163,9 @@ def check(configs, o, available=None):
     bases, adapters, updates = zip(*[estimate(config, o) for config in configs])
     always = sum(bases) + max(adapters)
     peak = MARGIN * (always + max(updates))
-    sentence = (f"this run needs an estimated {peak / 1e9:.1f} GB and {available / 1e9:.1f} GB are "
-                f"free: {always / 1e9:.1f} for the models, {max(updates) / 1e9:.1f} during "
-                "updates; rollouts take what is left")
+    sentence = (f"this run needs an estimated {peak / 1e9:.1f} GB ({always / 1e9:.1f} for the "
+                f"models, {max(updates) / 1e9:.1f} during updates, and a margin), and "
+                f"{available / 1e9:.1f} GB are free; rollouts take what is left")
     if peak > available:
         raise UserError(f"{sentence}: use a lower --token-budget, --quant nf4 or another "
                         "--model")
@@ -178,8 +178,8 @@ def enough_memory():
     try:
         yield
     except torch.OutOfMemoryError:
-        raise UserError("out of GPU memory: lower --max-rows if it ran out in rollouts, "
-                        "--token-budget if in an update") from None
+        raise UserError("out of GPU memory: lower --max-rows if it ran out during "
+                        "rollouts, --token-budget if during an update") from None
 
 
 def inner(config) -> int:

@@ -1,6 +1,6 @@
 """Lay out the responses to one prompt in one row, and cut a step into micro-batches.
 
-Paper: does not cover this; a group costs P + G*R tokens instead of G*(P + R).
+Paper: does not cover this. A group costs P + G*R tokens instead of G*(P + R).
 
 Usage: `pack` lays out the rows of a forward pass, `split_groups` cuts a step into micro-batches,
 and `by_prompt` groups separate texts that share a long prompt.
@@ -20,7 +20,7 @@ LONG = 128  # by_prompt shares prompts of at least this many tokens
 
 def by_group(rollouts) -> list:
     """Divide rollouts into the groups that `pack` expects: lists of adjacent rollouts that share
-    group number and prompt."""
+    a group number and a prompt."""
     return [list(group) for _, group in groupby(rollouts, lambda r: (r.group, r.prompt))]
 
 
@@ -33,7 +33,7 @@ class Pack:
     target: torch.Tensor     # (M,) the token's id
     rows: torch.Tensor       # (M,) its response: the row of a result (N, R)
     cols: torch.Tensor       # (M,) its place in the response: the column of a result
-    spans: list              # for each response (group, prompt tokens, first column, inputs)
+    spans: list              # one per response: (group, prompt tokens, first column, inputs)
     shape: tuple             # (N, R) of a result
 
 
@@ -51,7 +51,7 @@ def pack(groups, device=None) -> Pack:
         line, places = list(prompt), list(range(P))
         for r in group:
             R, start = len(r.response), b * L + len(line)
-            # the prompt's last token predicts the response's first one, then each token the next
+            # the prompt's last token predicts the first token of the response, and so on
             sources = [b * L + P - 1, *range(start, start + R - 1)]
             for col, token in enumerate(r.response):
                 # an episode's observations are inputs, but the policy did not draw them
@@ -59,7 +59,7 @@ def pack(groups, device=None) -> Pack:
                     predictions.append((sources[col], token, len(spans), col))
             spans.append((b, P, len(line), R - 1))
             line += r.response[:-1]
-            places += range(P, P + R - 1)  # every response starts at P again
+            places += range(P, P + R - 1)  # every response starts at position P
             longest = max(longest, R)
         padding = [0] * (L - len(line))  # any id will do, because nothing attends to it
         ids += line + padding
@@ -81,7 +81,7 @@ def by_prompt(texts) -> tuple:
     """Group texts by their prompts: Rollouts -> (Rollouts, order); the k-th was texts[order[k]].
 
     Texts that share a prompt of at least LONG tokens form a group, so the prompt is encoded once.
-    Every other text is a separate group. Groups keep the order of their first texts.
+    Every other text is a group of its own. Groups keep the order of their first texts.
     """
     first, group = {}, []  # {long prompt: index of its first text}; the group of each text
     for i, r in enumerate(texts):

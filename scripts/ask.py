@@ -5,13 +5,13 @@ Paper: has nothing like it. This command shows what an agent has learned.
 Usage:
     python genenv.py ask RUN "3 s1 dbl s2 inc"        # a task as the world's simulator writes it
     python genenv.py ask RUN "3 s1 dbl" --untrained   # the same with the adapter off
-    python genenv.py ask RUN                          # its held-out tasks, and which are right
+    python genenv.py ask RUN                          # answers to its held-out tasks, right or not
     python genenv.py ask RUN "3 s1 dbl" "2 inc" --json
 
     from scripts.ask import Agent                     # in your own program
     answer = Agent("RUN")("3 s1 dbl s2 inc")
 
-RUN is the folder of a finished run; a run of `--epochs 0` shows what the model could do before
+RUN is the folder of a finished run; a run with `--epochs 0` shows what the model could do before
 training. The agent answers greedily. An episode is played to its end and printed turn by turn. An
 answer has the fields below. --json prints all of them, one object a line; without it, empty fields
 are left out:
@@ -22,8 +22,8 @@ are left out:
     "limit"                 what cut the answer off, such as "too many tokens"; "" if nothing did
 
 For tool calls, a request is enough; the right calls need not be given. Nothing is ever executed:
-check a call before you carry it out. Calls that do not fit their function are reported. --json then
-prints three more fields:
+check a call before you carry it out. Calls that do not fit their function are reported. Such
+answers have three more fields:
 
     "calls"    the calls; null if unreadable
     "fault"    what is wrong with the calls
@@ -92,7 +92,7 @@ def parser():
 
 
 class Agent:
-    """Answer as the agent of a run, whose model is loaded at the first request.
+    """Answer as the agent of a run does. The model is loaded at the first request.
 
     Agent("runs/mine")("Dim the study") returns what --json prints.
 
@@ -106,7 +106,7 @@ class Agent:
             raise UserError(f"{run} has no adapters/agent: the run has not ended; --resume "
                             "continues it")
         self.untrained = untrained
-        with redirect_stdout(sys.stderr):  # only answers are on standard output
+        with redirect_stdout(sys.stderr):  # only answers go to standard output
             self.world = load_world(o.world)(o)
 
     @cached_property
@@ -149,15 +149,15 @@ class Agent:
         if token:
             raise UserError(f"{task.text[:40]!r} spells {token!r}, a control token of the model")
         length, o = len(self.policy.encode(self.world.agent_prompt(task))), self.world.o
-        if length > o.max_prompt_tokens:  # longer prompts than in training get bad answers
+        if length > o.max_prompt_tokens:  # prompts longer than those in training get bad answers
             raise UserError(f"{task.text[:40]!r} makes a prompt of {length} tokens, but the run "
                             f"had --max-prompt-tokens {o.max_prompt_tokens}: shorten it")
-        # one at a time: in bf16 the batch can change which token wins a near tie
+        # one at a time: in bf16, the size of a batch can decide which token wins a near tie
         adapter = None if self.untrained else "agent"
         try:
             [rollout], [text] = play(self.world, o, self.policy, adapter, [task], G=1,
                                      temperature=0.0, generator=None)
         except torch.OutOfMemoryError:
-            raise UserError(f"out of GPU memory with a prompt of {length} tokens: does another "
-                            "program use the GPU?") from None
+            raise UserError(f"out of GPU memory with a prompt of {length} tokens: is another "
+                            "program using the GPU?") from None
         return rollout, text

@@ -1,20 +1,21 @@
-"""Measure speed and memory on one GPU: an epoch's phases, cost per token, responses of any length.
+"""Measure speed and memory on one GPU: an epoch's phases, time per token, mixed response lengths.
 
 Paper: does not cover this; its two 7B policies ran on many cards.
 
 Usage:
-    python -m scripts.bench_gpu 7b-80gb    # seven minutes at most
+    python -m scripts.bench_gpu 7b-80gb    # about seven minutes
     python -m scripts.bench_gpu 7b-24gb
-    python -m scripts.bench_gpu            # both; without a GPU on toy models, to test the script
+    python -m scripts.bench_gpu            # both; without a GPU, on toy models, to test the script
 
 Nothing is downloaded: the weights are random, at the scale of trained ones, and speed does not
-depend on them. After each phase, all figures so far are printed as a JSON line; a phase that fails
-reports its error instead. After seven minutes no new phase begins. Where every response has full
-length, "seconds" divided by "response" is the time for one token of all rows, prompts included.
+depend on their values. After each phase, all figures so far are printed as a JSON line; a phase
+that fails has an "error" in place of its results. After seven minutes no new phase begins. In
+"rollouts_at_once", "seconds" divided by "response" is the time per decoding step, in which each row
+gets a token; this includes its share of encoding the prompts.
 
-Deviations: an epoch has one step of a preset's sizes, so RWR takes fewer optimiser steps than in a
-run ("env_steps"). Every response has full length, except in "spread_lengths", where each token may
-by chance end its response. RWR imitates every text of the simulator.
+Deviations: an epoch has a single step, of a preset's sizes, so RWR takes fewer optimiser steps than
+in a run ("env_steps"). Every response has full length, except in "spread_lengths", where each token
+may by chance end its response. RWR imitates every text of the simulator.
 """
 import gc
 import json
@@ -61,12 +62,12 @@ def random_model(sizes, quant):
         for name, module in list(layers.named_modules()):
             if isinstance(module, torch.nn.Linear):
                 layers.set_submodule(name, nf4_linear(module))
-        lm.is_loaded_in_4bit = True  # the library's loader sets this, and PEFT asks for it
+        lm.is_loaded_in_4bit = True  # the library's loader sets this, and PEFT checks it
     return lm
 
 
 def nf4_linear(linear):
-    """Return the 4-bit copy of a linear layer."""
+    """Return a 4-bit copy of a linear layer."""
     import bitsandbytes as bnb
     out = bnb.nn.Linear4bit(linear.in_features, linear.out_features, linear.bias is not None,
                             compute_dtype=torch.bfloat16, device="meta")
@@ -155,18 +156,18 @@ class Bench:
         return grpo_update(self.policy, "agent", optimizer, self.attempts, rewards, self.o)
 
     def simulator_update(self):
-        """Run RWR on the step's texts, with a KL sample from all of them, as in a run."""
+        """Run RWR on the step's texts, with a KL sample drawn from all of them, as in a run."""
         optimizer = self.policy.optimizer("env", 1e-5)
         records = [EnvRecord(r.prompt, r.response, "", "", [], r.group) for r in self.texts]
         kl_sample = draw_kl_sample(self.texts, torch.Generator().manual_seed(0))
         return rwr_update(self.policy, "env", optimizer, records, [], kl_sample, self.o)
 
     def rollouts_at_once(self, rows):
-        """Draw this many rollouts of T tokens."""
+        """Draw `rows` rollouts of T tokens."""
         self.sample("agent", rows // G, self.T)
 
     def spread_lengths(self, max_rows):
-        """Draw rollouts of 72 prompts, T / 4 tokens on average, and count their tokens."""
+        """Draw G rollouts for each of 72 prompts, of about T / 4 tokens, and count their tokens."""
         self.policy.eos_ids = list(range(4 * self.V // self.T))
         rollouts = self.sample("agent", 72, self.T, max_rows=max_rows)
         self.policy.eos_ids = [self.V]
@@ -199,7 +200,7 @@ def main(argv) -> int:
             sizes, P, T = TOY, 64, 16
             o = replace(o, seed_tasks=2, env_batch=8, max_response_tokens=T, max_task_tokens=T)
         complete &= measure_all(o, sizes, P, T)
-        gc.collect()  # the model's layers refer to each other
+        gc.collect()  # the model's layers refer to each other, so only this frees them
     return int(not complete)
 
 

@@ -5,11 +5,11 @@ Usage:
     OMP_NUM_THREADS=1 python -m scripts.bench_trl --prompt 256
     OMP_NUM_THREADS=1 python -m scripts.bench_trl --prompt 1024
 
-A step is rollouts, reference log-probs, loss, backward pass and optimiser, for 4 prompts with G = 8
-on a random Qwen2 in fp32. Both start from the same weights, prompts, LoRA and optimiser; the
-end-of-sequence id is outside the vocabulary, so every response has full length. Time is the CPU
-time of this process. TRL runs with the fastest settings that we found: its KL gradient is plain k3,
-and its head projects only responses, as it does on a GPU.
+A step consists of rollouts, reference log-probs, loss, backward pass and optimiser, for 4 prompts
+with G = 8 on a random Qwen2 in fp32. TRL and we use the same weights, prompts, LoRA settings and
+optimiser; the end-of-sequence id is outside the vocabulary, so every response has full length. Time
+is the CPU time of this process. TRL runs with the fastest settings that we found: its KL gradient
+is plain k3, and its head projects only responses, as it does on a GPU.
 """
 import copy
 import math
@@ -70,7 +70,7 @@ def random_prompts(count, length):
 
 
 def reward_of(ids) -> float:
-    """Return the share of even ids: cheap, and rarely equal within a group."""
+    """Return the share of even ids: quick to compute, and rarely equal within a group."""
     return sum(i % 2 == 0 for i in ids) / len(ids)
 
 
@@ -81,8 +81,11 @@ def update(policy, optimizer, rollouts):
 
 
 def trainer_of(base, tokenizer, steps, prompts, **optimizer):
-    """Return TRL's GRPOTrainer on token-exact prompts, with the objective of grpo.py and no side
-    work. optimizer: settings of the optimiser."""
+    """Return TRL's GRPOTrainer with the objective of grpo.py and no extra work.
+
+    prompts: lists of ids, whose text TRL encodes to the same ids. optimizer: the optimiser's
+    settings.
+    """
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
     config = GRPOConfig(
@@ -93,7 +96,7 @@ def trainer_of(base, tokenizer, steps, prompts, **optimizer):
         loss_type="dapo", beta=KL_COEF, use_bias_correction_kl=False, scale_rewards="group",
         epsilon=CLIP, num_iterations=1, lr_scheduler_type="constant",
         weight_decay=0.0, max_grad_norm=1.0, shuffle_dataset=False, **optimizer,
-        # no side work
+        # no extra work
         gradient_checkpointing=False, bf16=False, use_cpu=True, report_to="none",
         logging_strategy="no", save_strategy="no", disable_tqdm=True)
     lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, lora_dropout=0.0, task_type="CAUSAL_LM",
@@ -111,8 +114,9 @@ def check(prompt_tokens, base, policy):
     """Raise UserError if the gradients differ by more than rounding in fp32.
 
     Both get the same LoRA weights, completions and rewards, and take one step of gradient descent
-    at a rate of 1, which moves the weights by their gradients. B is set to noise first: at zero the
-    KL term would not count. Both clip at a norm of 1, which these gradients do not reach.
+    at a rate of 1, which moves the weights by their gradients. The LoRA weights get noise first:
+    with B = 0 the KL term would have no gradient. Both clip at a norm of 1, which these gradients
+    do not reach.
     """
     prompts, params = random_prompts(PROMPTS, prompt_tokens), policy.params["agent"]
     for p in params:
@@ -140,7 +144,7 @@ def check(prompt_tokens, base, policy):
     print(f"LoRA gradients of one step on the same completions: relative difference {gap:.1e}",
           flush=True)
     if not gap < 1e-3:
-        raise UserError("gradients differ from TRL's by more than rounding: trust no ratio")
+        raise UserError("gradients differ from TRL's by more than rounding: repair that first")
 
 
 def compare_time(prompt_tokens, base, policy):

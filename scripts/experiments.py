@@ -1,4 +1,4 @@
-"""Run the paper's ablations: variants over seeds, each run in its own process.
+"""Run the paper's ablations: variants over several seeds, each run in its own process.
 
 Paper: RQ1 to RQ4, Figures 4 to 8. Every variant makes the same number of agent updates from the
 same number of rollouts.
@@ -13,13 +13,13 @@ Usage:
     # other options are passed to every run
     python -m scripts.experiments ladder --seeds 1 --epochs 2 --out results/mine
 
-An interrupted suite resumes: results/SUITE.jsonl has one line per finished run, and unfinished runs
-are in runs/SUITE. At the end, results/SUITE.md has the means with 95 % t-intervals over seeds, and
-differences paired by seed.
+To resume an interrupted suite, repeat its command: results/SUITE.jsonl has one line per finished
+run, and unfinished runs are in runs/SUITE. At the end, results/SUITE.md has the means with 95 %
+t-intervals over seeds, and differences paired by seed.
 
-"{seed}" in an option is replaced with the seed: each seed gets its own base model, so the intervals
-are over base models, too. Seed 0 uses the shipped one; `python -m worlds.ladder train 1
-runs/base/ladder-1` trains another.
+"{seed}" in an option is replaced with the seed. If each seed gets its own base model in this way,
+the intervals are over base models, too. Seed 0 uses the base model in the repository; `python -m
+worlds.ladder train 1 runs/base/ladder-1` trains another.
 
 Deviations: every run has one thread and one seed; scripts/tables.py explains how runs are compared
 at equal time.
@@ -41,15 +41,18 @@ from worlds import load_world, world_names
 
 ROOT = Path(__file__).resolve().parent.parent
 TEACHER = "runs/teacher-1777.jsonl"
-TIMES = 1777 / 544  # size of the paper's larger teacher set, over that of its base set
+TIMES = 1777 / 544  # size of the paper's larger teacher set divided by that of its base set
 STEERED = ["--alpha-schedule", "integral", "--k-min", "0.45", "--lam", "6", "--beta", "8"]
 HALF_RATE = ["--agent-lr", "1e-3"]
 
 
 def cross_cells() -> dict:
-    """Return {cell: options} of the cross on the ladder: simulator trained or not, seed tasks
-    curated or not, several shares of base tasks, and an alpha that follows success (at the agent's
-    full and half learning rate)."""
+    """Return {cell: options} of the suite `cross`, on the ladder.
+
+    A cell is a combination of settings: simulator trained or not, seed tasks curated or not, and
+    one of these: a share of base tasks, or an alpha that follows success (at the agent's full or
+    half learning rate).
+    """
     cells = {}
     for variant in ("genenv", "random"):
         for selection in ("uniform", "curated"):
@@ -59,14 +62,15 @@ def cross_cells() -> dict:
             cells[f"{name}, share 0.25"] = [*options, "--base-share", "0.25"]
             cells[f"{name}, steered"] = [*options, *STEERED]
             cells[f"{name}, steered, half rate"] = [*options, *STEERED, *HALF_RATE]
-        # Here no written task becomes a seed task, so curation has nothing to choose from.
+        # With share 1 no written task becomes a seed task, so there is nothing to curate.
         cells[f"{variant}, share 1"] = ["--variant", variant, "--base-share", "1"]
     return cells
 
 
 def cross2_cells() -> dict:
-    """Return {cell: options} of what the cross left out: a quarter of base tasks with an alpha that
-    follows success. Three cells of the cross are run again on the base models of the new ones."""
+    """Return {cell: options} of the suite `cross2`, with what `cross` left out: a base share of a
+    quarter combined with an alpha that follows success. Three cells of `cross` are run again on the
+    base models of the new cells."""
     integral = ["--alpha-schedule", "integral"]
     budget = ["--token-budget", "16384"]  # the ladder's default when the first runs were made
     cells = {"genenv, default": budget}
@@ -95,7 +99,7 @@ def cross2_comparisons() -> list:
 
 def cross_comparisons() -> list:
     """Return pairs (cell, cell to subtract): trained minus untrained under each condition, other
-    predictions, and pairs named afterwards."""
+    pairs with a prediction, and pairs named afterwards."""
     pairs = []
     for condition in ("share 0.75", "share 0.25", "steered", "steered, half rate"):
         for selection in ("uniform", "curated"):
@@ -121,11 +125,11 @@ RIVALS = {
     "random": ["--variant", "random"],
     "random, curated seeds": ["--variant", "random", "--seed-selection", "curated"],
     "static": ["--variant", "static"]}
-# One more rival, for the worlds that have no suite above: seed tasks near alpha, few base tasks.
+# One more rival, for worlds without a suite of their own: seed tasks near alpha, few base tasks.
 WELL_CHOSEN = {
     "random, curated, share 0.25": [*RIVALS["random, curated seeds"], "--base-share", "0.25"]}
 
-# {suite: options of all its runs}
+# {suite: options that all its runs share}
 BASES = {
     "ladder": ["--model", "runs/base/ladder-{seed}"],
     "household": ["--world", "household", "--model", "runs/base/household-{seed}",
@@ -134,7 +138,7 @@ BASES = {
     "cross": ["--model", "runs/base/ladder-{seed}"],
     "cross2": ["--model", "runs/base/ladder-{seed}"]}
 
-# {suite: {variant: options}}; the first variant is compared with each other one
+# {suite: {variant: options}}; the first variant is compared with each of the others
 SUITES = {
     "ladder": {
         **RIVALS,
@@ -235,8 +239,8 @@ def collect(process, folder) -> list:
 
 
 def table_of(suite: str, records) -> str:
-    """Return Markdown: all variants, then the first minus each other one, or a cross's own
-    comparisons."""
+    """Return Markdown: all variants, then the first minus each of the others, or the comparisons
+    of a cross."""
     first, *others = SUITES[suite]
     pairs = [(first, name) for name in others]
     if suite == "cross":
@@ -262,7 +266,7 @@ def main(argv) -> int:
         if name not in SUITES[args.suite]:
             raise UserError(f"no variant {name!r}: choose from {', '.join(SUITES[args.suite])}")
 
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # then its runs end, too
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that its runs end, too
     seeds = range(args.first_seed, args.first_seed + args.seeds)
     run_suite(args.suite, seeds, args.only, extra, args.jobs, results)
     text = table_of(args.suite, read_jsonl(results))

@@ -68,7 +68,7 @@ def verl_records(run_folder) -> list[dict]:
     records = []
     for index, task in enumerate(pool.tasks.values()):
         prompt = world.agent_prompt(task)
-        if isinstance(prompt, str):  # the world has no chat template
+        if isinstance(prompt, str):  # the world's model has no chat template
             prompt = [{"role": "user", "content": prompt}]
         records.append({
             "data_source": source, "prompt": prompt, "ability": world.category(task),

@@ -1,14 +1,14 @@
 """Draw the figure of the main result from its records.
 
-Paper: Figures 4 and 5, held-out success by epoch. The panel beside it, final success by tool, has
-no counterpart in the paper.
+Paper: Figures 4 and 5, held-out success by epoch. The second panel, final success by tool, has no
+counterpart in the paper.
 
 Usage: `python -m scripts.figures` writes results/result.png from results/cross.jsonl, the records
 of `python -m scripts.experiments cross --seeds 10 --first-seed 20`.
 
-Deviations: only four of the eighteen cells are drawn. A line is the mean over base models, without
-error bars: differences between cells are paired by base model, and EXPERIMENTS.md gives their
-intervals.
+Deviations: only four of the eighteen cells (settings) are drawn. A line is the mean over base
+models, without error bars: differences between cells are paired by base model, and EXPERIMENTS.md
+gives their intervals.
 """
 
 from pathlib import Path
@@ -18,7 +18,7 @@ import numpy as np
 from data_pool import read_jsonl
 
 RESULTS = Path(__file__).resolve().parent.parent / "results"
-LINES = {  # {cell: (legend, colour and line style)}; also distinct without colours
+LINES = {  # {cell: (legend, colour and line style)}; distinct even without colours
     "genenv, uniform, share 0.75": ("trained simulator (default)", "C1-"),
     "random, curated, share 0.25": ("untrained, curated, a quarter base tasks", "C0-"),
     "random, curated, share 0.75": ("untrained, curated seeds", "C0--"),
@@ -36,7 +36,7 @@ def main():
         # Left: average over base models, epoch by epoch.
         curves = [[m["validation"] for m in metrics] for metrics in runs]
         left.plot(np.mean(curves, 0), style, label=label)
-        # Right: compare the tools' held-out tasks at the end.
+        # Right: success on the held-out tasks of each tool at the end.
         ends = [metrics[-1]["validation_by"] for metrics in runs]
         rates = np.mean([list(by_tool.values()) for by_tool in ends], 0)
         right.plot(list(ends[0]), rates, style, marker="o")

@@ -3,15 +3,16 @@ differences.
 
 Paper: RQ1 to RQ4 report held-out success and success on generated tasks.
 
-Usage: `python -m scripts.tables results/words.jsonl` prints the tables of any such file: its
-variants, and the first minus each other one. `python -m scripts.tables results/real_models.json`
-prints the gains of comparisons, and their mean. scripts/experiments.py calls `table(records, cells,
-comparisons, cross)`, where a cell is a variant by name; one with fewer runs is shown with those it
-has. results/notes.md lists what was expected of the suites `cross` and `cross2`.
+Usage: `python -m scripts.tables results/words.jsonl` prints the tables of any suite's file: its
+variants, and the first minus each of the others. `python -m scripts.tables
+results/real_models.json` prints the mean gain of each comparison, and the mean of these means.
+scripts/experiments.py calls `table(records, cells, comparisons, cross)`, where a cell is the name
+of a variant; a cell that lacks runs is shown with those that it has. results/notes.md lists what
+was expected of the suites `cross` and `cross2`.
 
 Deviations: equal time means equal CPU seconds of training, because they do not depend on other work
 on the machine; the paper compares epochs. The more expensive run of a pair is read at an earlier
-point, scaled by the median cost ratio over all pairs, because the time of a single run varies.
+point. The median cost ratio of all pairs sets this point, because the time of a single run varies.
 """
 import json
 import sys
@@ -66,7 +67,7 @@ def cpu_minutes(epochs) -> float:
     return sum(m["cpu_seconds"] for m in epochs) / 60
 
 
-# {head of a column: measure} of held-out success; differences are taken at equal updates and at
+# {heading of a column: measure} of held-out success; differences are taken at equal updates and at
 # equal CPU time
 HELD_OUT = {
     "held-out, last epoch": last_epoch,
@@ -133,7 +134,7 @@ def table(records, cells, comparisons, cross=False) -> str:
 
 
 def cell_rows(runs, measures) -> list:
-    """Return the head of the first table, and a row for each cell."""
+    """Return the headings of the first table, and a row for each cell."""
     rows = [["cell", "runs", *measures]]
     for name, seeds in runs.items():
         if seeds:
@@ -146,7 +147,7 @@ def cell_rows(runs, measures) -> list:
 
 
 def rows_at_equal_updates(pairs_by_head, measures) -> list:
-    """Return the head of the second table, and a row for each comparison."""
+    """Return the headings of the second table, and a row for each comparison."""
     rows = [["difference at equal updates", "pairs", *measures]]
     for head, pairs in pairs_by_head.items():
         figures = []
@@ -157,7 +158,7 @@ def rows_at_equal_updates(pairs_by_head, measures) -> list:
 
 
 def rows_at_equal_time(pairs_by_head, measures) -> list:
-    """Return the head of the third table, and a row for each comparison."""
+    """Return the headings of the third table, and a row for each comparison."""
     rows = [["difference at equal CPU time", "cost ratio", *measures]]
     for head, pairs in pairs_by_head.items():
         ratio, figures = cost_ratio(pairs), []
@@ -168,13 +169,13 @@ def rows_at_equal_time(pairs_by_head, measures) -> list:
 
 
 def markdown(rows) -> list:
-    """Return the lines of a Markdown table; the first row has the heads."""
+    """Return the lines of a Markdown table; the first row has the headings."""
     lines = [f"| {' | '.join(map(str, row))} |" for row in rows]
     return [lines[0], "|---" * len(rows[0]) + "|", *lines[1:]]
 
 
 def overall(gains: dict) -> str:
-    """Return a line with the mean gain of each comparison, then one with the mean of these means.
+    """Return a line for each comparison, with its mean gain, then one with the mean of these means.
 
     gains: {name: the gains of its pairs}.
     """

@@ -39,7 +39,7 @@ def main(argv=None):
         file = Path(package.origin).parent / NAME
 
     with one_line(file):
-        # Without `dequantize` the config would claim quantised weights, and loading would fail.
+        # Without `dequantize` the saved config would claim quantised weights: it would not load.
         model = AutoModelForCausalLM.from_pretrained(
             file.parent, gguf_file=file.name, dtype=torch.bfloat16,
             quantization_config=GgufConfig(dequantize=True))

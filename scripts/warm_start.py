@@ -1,7 +1,7 @@
 """Warm-start a model that can neither read nor write tasks: it imitates base tasks in both roles.
 
 Paper: does not need this, because its 7B instruct model knows the format. A small model writes no
-valid task and solves none, so no group gives a signal and neither player learns.
+valid task and solves none, so no group gives a signal, and neither agent nor simulator learns.
 
 Usage:
     python genenv.py warm-start --model M --out DIR [options of a run]
@@ -10,16 +10,17 @@ Usage:
 In the default world, this trains on the ladder in words; --world tool_calls takes --base-tasks F.
 
 As the agent, the model imitates expected answers; as the simulator, it imitates tasks that it could
-have written (`warm_start_pairs` of the world). The passes train one LoRA by rwr.rwr_step with
-weights of 1; AdamW's rate rises for WARM_UP steps, then falls. Rounds follow: the simulator writes,
-and its valid texts are imitated alongside the examples, until the share ENOUGH of its texts is
-valid or all --rounds are done. Held-out tasks are never imitated. DIR becomes a model folder, in
-which warm_start.json reports how it went. The same command resumes after the last complete pass.
+have written (`warm_start_pairs` of the world). Passes over these examples train one LoRA with
+rwr.rwr_step and weights of 1; AdamW's learning rate rises for WARM_UP steps, then falls. Rounds
+follow: the simulator writes, and its valid texts are imitated alongside the examples, until the
+share ENOUGH of its texts is valid or all --rounds are done. Held-out tasks are never imitated. DIR
+becomes a model folder, in which warm_start.json reports how it went. If a warm start is stopped,
+the same command resumes it after the last complete pass.
 
-Deviations: the adapter is merged into the base, so that "adapters off" is the initial policy of
-both players, and the reference, as always. Too sharp a start is as bad as none: if all attempts at
-a task are alike, there is no gradient. Choose the --passes that give epoch 0 of a run the most
-mixed groups.
+Deviations: the adapter is merged into the base. So "adapters off" is still the initial policy of
+both agent and simulator, and the reference of every KL term. Too sharp a start is as bad as none:
+if all attempts at a task are alike, there is no gradient. Choose the --passes that give epoch 0 of
+a run the most mixed groups.
 """
 import json
 import math
@@ -54,8 +55,8 @@ WARM_UP = 8         # steps over which the rate rises, until AdamW's moments are
 LAST_RATE = 0.2     # share of the peak rate at the end of the passes and in the rounds
 TEXTS = 128         # texts that the simulator writes before a round's pass
 ENOUGH = 0.6        # share of valid texts that ends the rounds
-FEWEST = 5          # examples to imitate, in each role
-FORM_STEPS = 48     # steps that teach the form
+FEWEST = 5          # fewest examples to imitate, in each role
+FORM_STEPS = 48     # steps that suffice to teach the form of tasks and answers
 FEWEST_PASSES, MOST_PASSES = 2, 10
 WIDE = 1024         # hidden size of a wide model, which takes a lower rate
 # Measured at hidden sizes of 576 and 1,536: the wide model answers 32 of 35 requests with 3e-4, but
@@ -79,7 +80,10 @@ def main(argv) -> int:
 
 
 def parse(argv):
-    """Return (options of the warm start, Options, the words of argv for a run without --model)."""
+    """Return (the warm start's options, the run's Options, rest).
+
+    rest: the words of argv that are for the run, without --model.
+    """
     p = Parser(prog="python genenv.py warm-start",
                epilog="and a run's options (python genenv.py --help): --world, --base-tasks ...")
     p.add_argument("--out", required=True, help="folder that becomes the model")
@@ -87,7 +91,7 @@ def parse(argv):
     p.add_argument("--passes", type=at_least(1), default=0,
                    help="passes over the examples (default: depends on how many there are)")
     p.add_argument("--rounds", type=at_least(0), default=2,
-                   help="at most this many rounds of imitating its own texts")
+                   help="at most this many rounds of imitating the simulator's texts")
     s, rest = p.parse_known_args(argv)
     o = parse_options([*rest, "--model", s.model])
     if o.env_model:
@@ -96,8 +100,8 @@ def parse(argv):
 
 
 def claim(out: Path):
-    """Return the lock of a new folder, or of one with an unfinished warm start. Raise UserError
-    for any other folder."""
+    """Return the lock of a new or empty folder, or of one with an unfinished warm start. Raise
+    UserError for any other folder."""
     unfinished = (out / "warm_start").is_dir()
     if out.exists() and not unfinished and any(out.iterdir()):
         raise UserError(f"--out {out} is not empty: choose another --out; if a warm start made it, "
@@ -125,7 +129,7 @@ def pairs_of_pass(world, policy, number: int) -> dict:
             raise UserError(
                 f"{FEWEST} examples to imitate as {role} are needed, but only "
                 f"{len(usable[role])} of {len(pairs)} are "
-                "within --max-{prompt,task,response}-tokens: give more, or raise these")
+                "within --max-{prompt,task,response}-tokens: give more, or raise these limits")
     if not usable:
         raise UserError(f"--world {o.world} has no warm start: "
                         "a chat model can play it without one")
@@ -133,7 +137,7 @@ def pairs_of_pass(world, policy, number: int) -> dict:
 
 
 def passes_for(world, pairs) -> int:
-    """Return how many passes teach the form."""
+    """Return how many passes suffice to teach the form of tasks and answers."""
     if world.warm_start_passes:
         return world.warm_start_passes
     steps_of_a_pass = math.ceil(sum(map(len, pairs.values())) / BATCH)
@@ -160,12 +164,12 @@ class WarmStart:
                       "rounds": [], "own": []}
         if self.path.is_file():
             self.state = checkpoint.read(self.path)
-        # A chat template may show the date: keep the date of the first start.
+        # A chat template may show the date: keep the date on which this warm start began.
         world.o = o = replace(o, date=self.state["date"])
 
         torch.set_num_threads(o.threads or torch.get_num_threads())
         self.policy = Policy.load(o.model, (ADAPTER,), **{**policy_options(o), "rank": RANK})
-        # Now that the model is loaded, even one from the hub has files to compare.
+        # Now that the model is loaded, even one from the hub has files that can be compared.
         files = origin.inputs(o) | origin.file_hashes(origin.world_files(o.world))
         settings = {**asdict(o), **vars(s), "out": "", "threads": 0, "files": files}
         if self.state["settings"] not in (None, settings):
@@ -202,8 +206,8 @@ class WarmStart:
         texts = [Rollout(0, *pair) for pair in self.state["own"]]
         # Mix in the examples: with only its own texts the model would forget the agent's role.
         pairs = texts + examples["agent"] + examples["env"]
-        print(f"pass {n + 1}: imitates {len(examples['agent'])} answers, {len(examples['env'])} "
-              f"tasks, {len(texts)} texts that it wrote", flush=True)
+        print(f"pass {n + 1}: imitating {len(examples['agent'])} answers, {len(examples['env'])} "
+              f"tasks, {len(texts)} texts of its own", flush=True)
 
         generator = torch.Generator().manual_seed(1000 * self.world.o.seed + n)
         steps = plan_steps(len(pairs), 1, BATCH, generator)
@@ -235,10 +239,10 @@ class WarmStart:
         return sum(losses) / len(losses)
 
     def write_round(self, n: int) -> float:
-        """Let the simulator write for random base tasks, keep valid texts for the next pass, and
+        """Let the simulator vary random base tasks, keep its valid texts for all later passes, and
         return their share.
 
-        "rounds" of the state gets {"valid": share, "invalid": {reason: count}, "texts": all}.
+        The state's "rounds" gains {"valid": share, "invalid": {reason: count}, "texts": all}.
         """
         print(f"the simulator writes {TEXTS} texts; on a CPU this takes minutes ...", flush=True)
         world, policy, o = self.world, self.policy, self.world.o
@@ -259,7 +263,7 @@ class WarmStart:
                 reasons[w.reason] += 1
         self.state["rounds"].append(
             {"valid": valid / TEXTS, "texts": texts, "invalid": dict(reasons.most_common())})
-        print(f"{valid / TEXTS:.2f} are valid; refused: {counted(reasons)}", flush=True)
+        print(f"{valid / TEXTS:.2f} of them are valid; refused: {counted(reasons)}", flush=True)
         return valid / TEXTS
 
 

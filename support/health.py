@@ -4,8 +4,8 @@ Paper: does not cover this. The failure modes are those that users of such syste
 starvation). TROUBLESHOOTING.md explains each.
 
 Usage: metrics.py calls `warnings` once per epoch. To add a check, write a function of the epoch's
-record, the earlier records and the options, and add it to CHECKS. It returns one sentence on what
-was found and what to change, or "" if all is well.
+record, the earlier records and the options, and add it to CHECKS. The function returns one sentence
+on what was found and what to change, or "" if all is well.
 
 Deviations: one cause raises one warning, which names the option at fault if there is one. The
 thresholds were set on recorded runs. Healthy epochs stay clear of them by a factor of two, with two
@@ -37,8 +37,8 @@ def counted(counts: dict) -> str:
 def collapse(r, history, o) -> str:
     """Warn if the simulator writes few different tasks, or uses fewer skills than in epoch 1."""
     if invalid(r, history, o) or o.variant == "static":
-        # There are too few tasks to judge, or the variant is static, which writes in epoch 0 only,
-        # and more tasks than that epoch tries.
+        # Either there are too few tasks to judge, or the variant is static: its simulator writes
+        # only in epoch 0, and more tasks than the agent tries then.
         return ""
     few_tasks = r["distinct_tasks"] < 0.2 * (r["written"] - refused(r))
     first = history[1] if len(history) > 1 else r
@@ -62,8 +62,8 @@ def starvation(r, history, o) -> str:
     if r["env_kept"] >= 0.05 * valid and steps:
         return ""
     return (f"{r['env_kept']} tasks in the band |p_hat - {r['alpha']:.2f}| <= {o.k_min}, "
-            f"{r['env_steps']} RWR steps: raise --k-min, move alpha nearer to success "
-            f"{r['success_rate']:.2f}, or lower --env-batch {o.env_batch}")
+            f"{r['env_steps']} RWR steps: raise --k-min, move alpha towards the success "
+            f"rate {r['success_rate']:.2f}, or lower --env-batch {o.env_batch}")
 
 
 def cut_off(r, history, o) -> str:
@@ -89,13 +89,13 @@ def invalid(r, history, o) -> str:
     if refused(r) <= 2 / 3 * r["written"]:
         return ""
     reasons = counted(r["invalid"])
-    return (f"most of {r['written']} texts are not tasks ({reasons}): for truncated ones raise "
-            f"--max-task-tokens {o.max_task_tokens}; if it never wrote valid ones, give it a "
-            "longer warm start; otherwise raise --env-kl or lower --env-lr")
+    return (f"most of the simulator's {r['written']} texts are not tasks ({reasons}): for "
+            f"truncated ones raise --max-task-tokens {o.max_task_tokens}; if it never wrote valid "
+            "ones, give it a longer warm start; otherwise raise --env-kl or lower --env-lr")
 
 
 def kl(r, history, o) -> str:
-    """Warn if the simulator strays in two epochs in a row, because one may be chance.
+    """Warn if the simulator strays in two epochs in a row, because one alone may be chance.
 
     It strays if it is far from its start, or if the cap undid the first step of its update.
     """
@@ -113,7 +113,7 @@ def mismatch(r, history, o) -> str:
     if not above(MISMATCH, r["mismatch"]):
         return ""
     return (f"sampler and scorer differ by {r['mismatch']:.3f} nats per token: try --dtype fp32, "
-            "or without --quant")
+            "or a run without --quant")
 
 
 def not_finite(r, history, o) -> str:
