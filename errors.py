@@ -79,7 +79,7 @@ def exit_code(command) -> int:
 # ---------------------------------------------------------------------------------------------
 # guards around what users write themselves: functions in curriculum.py, files in worlds/
 
-PATIENCE = 2  # in seconds; a call that takes longer is reported
+PATIENCE = 5  # in seconds; a call that takes longer is reported
 
 
 @contextmanager
