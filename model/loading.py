@@ -177,7 +177,8 @@ def weights_of(model: str) -> str:
     lines = []
     with one_line(model):
         files = list(folder.glob("model*.safetensors"))
-        for path in files or folder.glob("adapter_model.safetensors"):
+        # an adapter's file, or those of a model whose index gives them other names
+        for path in files or folder.glob("*.safetensors"):
             with safe_open(path, "pt") as file:
                 for name in file.keys():
                     lines.append(f"{name} {tensor_digest(file.get_tensor(name))}")
@@ -247,11 +248,13 @@ def check_base(folder, model: str):
     cannot be compared and the two models' names differ, print a line.
     """
     note, config = Path(folder) / BASE_NOTE, Path(folder) / "adapter_config.json"
-    if note.is_file():
-        base = json.loads(note.read_text())
+    file = note if note.is_file() else config
+    with one_line(file):
+        base = json.loads(file.read_text())
+    if file == note:
         name, trained_on = base["model"], base.get("digest")
     else:  # an adapter made by another program gives only the name of its base
-        name = json.loads(config.read_text()).get("base_model_name_or_path") or model
+        name = base.get("base_model_name_or_path") or model
         trained_on = weights_of(name)
     present = weights_of(model)
     if not (trained_on and present):

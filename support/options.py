@@ -271,7 +271,9 @@ def parse_options(argv) -> Options:
                                 "start a new run in another --out")
     else:
         with users_code(file):
-            values |= asdict(Options(**world.defaults(requested)))
+            defaults = Options(**world.defaults(requested))
+            check_types(defaults, file)
+            values |= asdict(defaults)
     values |= requested
     # this includes options that the world no longer has: World.__init__ refuses them
     names = sorted(values.keys() - vars(Options()).keys())
@@ -295,17 +297,22 @@ def saved_options(folder) -> Options:
         raise UserError(f"{folder} is not a run folder, or its run has not begun: no config.json")
     with one_line(path, "is from another version, or belongs to a model (give that as --model)"):
         o = Options(**json.loads(path.read_text()))
-    for name, default in vars(Options()).items():
-        value = getattr(o, name)
-        is_right = isinstance(value, type(default))
-        if not is_right and not (isinstance(default, float) and isinstance(value, int)):
-            raise UserError(f"{path}: {name} is {value!r}, not of the type of {default!r}: correct "
-                            "it")
+    check_types(o, path)
     return o
 
 
 # ---------------------------------------------------------------------------------------------
 # checks
+
+
+def check_types(o: Options, file):
+    """Raise UserError for an option that is not of its default's type. file: where it is given."""
+    for name, default in vars(Options()).items():
+        value = getattr(o, name)
+        is_right = isinstance(value, type(default))
+        if not is_right and not (isinstance(default, float) and isinstance(value, int)):
+            raise UserError(f"{file}: {name} is {value!r}, not of the type of {default!r}: correct "
+                            "it")
 
 
 def check_options(o: Options):
