@@ -9,9 +9,9 @@ which a resumed run reads it back.
 
 Deviations: the agent attempts a task of D_train again when it is replayed, so that GRPO stays
 on-policy; the traces are kept only for people and for export. D_env keeps every valid generation.
-The filter is applied whenever the simulator is trained, because alpha may have changed since the
-task was written. A success rate is stored with the epoch that measured it, because it becomes
-outdated as the agent learns.
+The paper's filter, |p_hat - alpha| <= k_min, is applied whenever the simulator is trained, because
+alpha may have changed since the task was written. A success rate is stored with the epoch that
+measured it, because it becomes outdated as the agent learns.
 """
 import hashlib
 import json
@@ -34,7 +34,7 @@ class Task:
     """Describe a task: what the agent is asked, and how its answer is checked."""
     text: str             # the task as readable text
     spec: dict            # evaluation spec: all that the world's checker needs, as plain JSON
-    origin: str = "base"  # base | env (the simulator) | static | teacher
+    origin: str = "base"  # base | env (the simulator) | static, teacher (--variant) | asked
     seed_task: str = ""   # id of the task that it is a variation of
     epoch: int = 0        # epoch in which it was written
     id: str = ""          # hash of the spec: tasks with equal specs are the same task
@@ -55,7 +55,7 @@ class Trace:
     text: str        # the response, decoded; for an episode the transcript
     reward: float    # Eq. 1
     valid: bool      # well-formed and evaluable, see World.score
-    truncated: bool  # it ran into a limit of length or of turns, or drew a control token
+    truncated: bool  # it hit the limit on length or turns, or drew a control token
     tokens: int      # how many tokens the agent drew, EOS included
     graded: float = 0.0  # reward with partial credit (World.graded); agent_reward_graded uses it
 
@@ -79,7 +79,7 @@ class EnvRecord:
     response: list[int]  # generated ids, EOS included
     text: str            # the generation, decoded
     task_id: str         # id of the task that it describes
-    keys: list[str]      # keys of that task: records that share one are the same task
+    keys: list[str]      # keys of that task: records that share a key hold the same task
     group: int           # number shared by the records written together for one seed task
     p_hat: float | None = None        # success rate of the agent on it (Eq. 2)
     p_hat_seed: float | None = None   # mean success rate on all records of its group
@@ -90,7 +90,7 @@ class EnvRecord:
     r_env: float = 0.0
 
     def p_hat_of(self, unit: str) -> float:
-        """Return p_hat (Eq. 2) as measured on one unit: "task", "seed" or "batch".
+        """Return p_hat (Eq. 2) averaged over a unit: the "task", its "seed" group or the "batch".
 
         With "batch", either all records of a step pass the filter or none does.
         """
@@ -204,8 +204,8 @@ def distinct(records) -> list[EnvRecord]:
     for r in reversed(records):
         if seen.isdisjoint(r.keys):
             newest.append(r)
-        # Remember the keys of a skipped record, too. Records that share any key are the same task,
-        # and a third record may share a key only with the skipped one.
+        # Remember the keys of a skipped record, too: a still older record of the same task may
+        # share a key with that one only.
         seen.update(r.keys)
     return newest[::-1]
 
@@ -237,8 +237,8 @@ def parse_jsonl(contents: bytes, path) -> list[dict]:
 def append_jsonl(path, records):
     """Append records to a JSONL file and force them to disk.
 
-    If the process is killed meanwhile, the file may hold only some of them. A resumed run cuts its
-    files back to their lengths at the checkpoint (support/checkpoint.py).
+    If the process is killed while it writes, the file may hold only some of them. A resumed run
+    cuts its files back to their lengths at the checkpoint (support/checkpoint.py).
     """
     with open(path, "ab") as file:
         file.write(b"".join(json.dumps(r).encode() + b"\n" for r in records))

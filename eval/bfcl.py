@@ -1,9 +1,9 @@
 """Score BFCL (Berkeley Function Calling Leaderboard): is the function call right?
 
 Paper: the column "BFCL" of the results table. The paper says only that it takes the long-context
-subset "each turn independently". By our reading, the default here, turn i is asked with the
-function documents and all earlier turns (user messages, ground-truth calls and their results). Of
-the 734 turns, 3 expect no call and are left out, so 731 remain. The paper's 7.0 for
+subset "each turn independently". We read this as follows (the default here): turn i is asked with
+the function documents and all earlier turns (user messages, ground-truth calls and their results).
+Of the 734 turns, 3 expect no call and are left out, so 731 remain. The paper's 7.0 for
 Qwen2.5-7B-Instruct equals the leaderboard's *whole-conversation* score (14 of 200 conversations),
 while its 41.8 for GenEnv is not a k/200 and fits 310/742 (the non-empty turns of the data before
 2025-11-07). The two may not be comparable, and neither is a baseline for our figure.
@@ -20,14 +20,15 @@ There are two scorers:
 
 The rule without a simulator reasons about what the calls may do. Every function either only reads,
 moves (`cd`), or changes the state; NOT_IDEMPOTENT lists those that change it again when repeated.
-Then (a) a call that must fail (unknown name or argument, missing argument, no login, unknown access
-token) changes nothing and returns nothing useful; (b) within one class, the calls that change the
-state or move must be those of the ground truth, in the same order; calls of different classes do
-not affect each other; (c) each ground-truth call that only reads must be made between the same two
-changes, unless the string it returns was already returned before the turn; (d) any other call may
-read, move after the last expected change, or repeat a change that has no second effect. The rule
-cannot know that two different calls return the same text, or that an unforeseen change fails: in
-both cases its verdict is wrong.
+Then (a) a call that must fail (unknown function or argument, missing argument, no login, unknown
+access token or other name) changes nothing and returns nothing useful; (b) within one API class,
+such as TradingBot, the calls that change the state or move must be those of the ground truth, in
+the same order; calls of different classes do not affect each other; (c) each ground-truth call that
+only reads must be made between the same two changes, unless the string it returns was already
+returned before the turn; (d) any other call may read, move after the last expected change, or
+repeat a change that has no second effect. The rule cannot know that two different calls return the
+same text, or that a change fails for a reason that it does not check: in both cases its verdict is
+wrong.
 
 Measured: the rule agrees with 833 of the 836 recorded multi-turn verdicts. On calls altered at
 random (dropped, swapped, repeated, taken from other turns...) it agrees with 96-97 % of 6,500
@@ -170,8 +171,8 @@ BINARY = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul,
 
 
 def fold(node):
-    """Return the value of arithmetic on plain numbers (`-3 * 1.5`), without powers: values stay as
-    short as their text."""
+    """Return the value of arithmetic on plain numbers (`-3 * 1.5`), without powers, so that values
+    stay as short as their text."""
     match node:
         case ast.Constant(value=int() | float()):
             return node.value
@@ -274,7 +275,7 @@ def value_matches(doc: dict, value, listed: list) -> bool:
     try:
         return listed_value(expected, item_type, value, listed)
     except (TypeError, AttributeError, KeyError, IndexError):
-        return False        # the official checker stops here, on answers of mixed types
+        return False        # the official checker crashes here, on answers of mixed types
 
 
 def items_fit(value: list, alternative, item_type) -> bool:
@@ -308,7 +309,7 @@ def dicts_match(values: list, alternatives: list) -> bool:
 
 
 def dict_matches(value: dict, alternative: dict) -> bool:
-    """Return whether keys are known, values are listed (normalised), and absent keys list ""."""
+    """Return whether keys are known, values listed (normalised), and every absent key lists ""."""
     for key, item in value.items():
         if key not in alternative or plain(item) not in [plain(a) for a in alternative[key]]:
             return False
@@ -331,7 +332,8 @@ FUNCTION_DOCS = {"GorillaFileSystem": "gorilla_file_system", "MathAPI": "math_ap
                  "MessageAPI": "message_api", "TwitterAPI": "posting_api",
                  "TicketAPI": "ticket_api", "TradingBot": "trading_bot",
                  "TravelAPI": "travel_booking", "VehicleControlAPI": "vehicle_control"}
-# What a function may do to the public state follows from the function documents.
+# The function documents tell what a function may do to the public state (the attributes without a
+# leading underscore, which the official checker compares).
 READS = re.compile(r"""get_|list_|view_|search_|estimate_|filter_|find|.*_login_status$|pwd$|ls$
     |cat$|wc$|sort$|grep$|tail$|diff$|du$|displayCarStatus$|display_log$|check_tire_pressure$
     |compute_exchange_rate$|verify_traveler_information$|notify_price_change$|retrieve_invoice$
@@ -341,7 +343,7 @@ CONSTANT = re.compile(r"""get_(stock_info|symbol_by_name|available_stocks|flight
     |nearest_airport_by_city|zipcode_based_on_city|outside_temperature.*)$|filter_stocks_by_price$
     |list_all_airports$|compute_exchange_rate$|estimate_distance$|gallon_to_liter$
     |liter_to_gallon$""", re.VERBOSE)
-# Repeated with the same arguments, these add a second entry; others do nothing or refuse.
+# Repeated with the same arguments, these have a second effect; others do nothing or fail.
 NOT_IDEMPOTENT = {"send_message", "delete_message", "post_tweet", "comment", "mention",
                   "create_ticket", "place_order", "fund_account", "withdraw_funds", "book_flight",
                   "register_credit_card", "purchase_insurance", "fillFuelTank"}
@@ -399,7 +401,7 @@ def key_of(call: tuple, doc: dict) -> tuple:
     try:
         return name, repr(sorted(compared.items()))
     except (ValueError, RecursionError):
-        return name, "unprintable"             # 5,000 digits, 900 nested lists: equals no gold
+        return name, "unprintable"             # 5,000 digits, 900 nested lists: never expected
 
 
 def can_run(call: tuple, record: dict, logins: set) -> bool:
@@ -454,7 +456,7 @@ def match_class(steps: list, expected: list, made: set) -> tuple[str, list]:
     """
     changes = [step.key for step in expected if step.changes]
     reads = {step.key for step in expected if not step.changes}
-    # Follow the model: each step is the next change, a read, or leaves the state unchanged.
+    # Follow the model: each step must make the next change, read, or leave the state unchanged.
     done, answers = 0, Counter()
     for step in steps:
         if done < len(changes) and step.key == changes[done]:
@@ -699,7 +701,7 @@ def turn_record(row: dict, before: list, docs: dict, entry: dict) -> dict:
     record["logged_in"] = {
         name for name, (key, _, _) in LOGIN.items() if start.get(name, {}).get(key)
     }
-    # Set where tokens and symbols may have come from: configuration, users, calls, results.
+    # Set the text in which is_known looks for names: configuration, users, calls, results.
     record["known"] = json.dumps([start, before, row], ensure_ascii=False)
     return record
 

@@ -1,11 +1,11 @@
-"""Ask the agent of a run: print its answer to a task of yours, and what that answer is worth.
+"""Ask the agent of a run: print its answer to a task of yours and, if known, whether it is right.
 
-Paper: has nothing like it. This command shows what an agent has learned.
+Paper: nothing; this command shows what an agent has learned.
 
 Usage:
     python genenv.py ask RUN "3 s1 dbl s2 inc"        # a task as the world's simulator writes it
     python genenv.py ask RUN "3 s1 dbl" --untrained   # the same with the adapter off
-    python genenv.py ask RUN                          # answers to its held-out tasks, right or not
+    python genenv.py ask RUN                          # its held-out tasks, graded right or wrong
     python genenv.py ask RUN "3 s1 dbl" "2 inc" --json
 
     from scripts.ask import Agent                     # in your own program
@@ -22,14 +22,13 @@ are left out:
     "limit"                 what cut the answer off, such as "too many tokens"; "" if nothing did
 
 For tool calls, a request is enough; the right calls need not be given. Nothing is ever executed:
-check a call before you carry it out. Calls that do not fit their function are reported. Such
-answers have three more fields:
+check a call before you carry it out. Answers to tool-call requests have three more fields:
 
     "calls"    the calls; null if unreadable
-    "fault"    what is wrong with the calls
+    "fault"    why the calls are unreadable or do not fit their functions; "" if all is well
     "offered"  names of the functions in the prompt (worlds/tools/offers.py)
 
-The functions to choose from come from the run and, for a held-out request, also from that task.
+The functions offered come from --tools, the base tasks and, for a held-out request, that task.
 
 Deviations: training samples answers; this takes the likeliest token each time.
 """
@@ -81,7 +80,7 @@ def parser():
     p = Parser(prog="python genenv.py ask", description=COMMANDS["ask"])
     p.add_argument("run", help="folder of a run, such as runs/001-genenv")
     p.add_argument("request", nargs="*", default=[],
-                   help="tasks or requests; none: the held-out ones")
+                   help="tasks or requests (default: the held-out tasks)")
     p.add_argument("--untrained", action="store_true", help="answer with the adapter off")
     p.add_argument("--json", action="store_true", help="print each answer as a JSON object")
     return p

@@ -38,13 +38,13 @@ class EpochState:
     trials: list = field(default_factory=list)         # Trials of the steps so far
     records: list = field(default_factory=list)        # EnvRecords of the steps so far
     env_rollouts: list = field(default_factory=list)   # the simulator's Rollouts, valid or not
-    # keys of all tasks imitated since the run began; noted only in a world with imitate_once
+    # keys of all tasks imitated since the run began; kept only if World.imitate_once is set
     imitated: list = field(default_factory=list)
     # what is needed only for the epoch's record
     agent: list = field(default_factory=list)          # statistics of each grpo_update
     agent_nats: float = 0.0      # sum of -log-prob, in nats, of all tokens that the agent sampled
     invalid: Counter = field(default_factory=Counter)  # {reason: number of generations refused}
-    refused: list = field(default_factory=list)        # one refused text per reason, to read
+    refused: list = field(default_factory=list)        # a refused text per reason (samples.jsonl)
     cpu_seconds: float = 0.0     # CPU time spent on training, excluding validation
 
 
@@ -70,7 +70,7 @@ class Run:
     state: EpochState = field(default_factory=EpochState)
     history: list = field(default_factory=list)  # metrics records of completed epochs
     teacher: list = field(default_factory=list)  # ready-made tasks of --variant teacher
-    # for the program around it
+    # signals, locking, timing and provenance
     stop: int | None = None           # number of the signal that asked the run to stop
     lock: object = None               # keeps a second program out of the folder
     origin: dict = field(default_factory=dict)   # what the run began with, see support/origin.py
@@ -99,8 +99,8 @@ class Run:
 def prepare_run(o, world=None) -> Run:
     """Return a run, new or resumed, that is ready for its next epoch.
 
-    Raise UserError for anything the user can fix; a folder that was created for the run is then
-    removed again. world: a world that is already open; with None, o.world is opened here.
+    Raise UserError for anything the user can fix; any folder created for the run is then removed.
+    world: a world that is already open; if None, o.world is opened here.
     """
     torch.set_num_threads(o.threads or torch.get_num_threads())
     o = replace(o, code=code_versions(o))
@@ -114,14 +114,14 @@ def prepare_run(o, world=None) -> Run:
         # is saved as False, because the options in a config.json can also begin a new run.
         options = {**asdict(o), "resume": False}
         write_whole(folder / "config.json", json.dumps(options, indent=1))
-    # read the pools only now, because checkpoint.load cuts their files
+    # read the pools only now, because checkpoint.load truncates their files
     run.train_pool = TrainPool(folder / "train.jsonl", run.world.base_tasks())
     run.env_pool = EnvPool(folder / "env.jsonl")
     return run
 
 
 def build_run(o, world, folder) -> Run:
-    """Return a run before its first epoch, still without its pools. Nothing is written."""
+    """Return a run before its first epoch, without its pools. Nothing is written."""
     held_out = held_out_keys(world)
     teacher = []
     if o.teacher_tasks:
@@ -140,8 +140,8 @@ def load_players(o, world, teacher) -> tuple[Policy, Policy]:
     """Return the agent's policy and the simulator's.
 
     Both are the same object, because the paper starts them from one model; only --env-model gives
-    the simulator a separate one. Raise UserError for a model that does not fit the memory, the
-    world or its tasks.
+    the simulator a separate one. Raise UserError for a model that does not fit in memory, or does
+    not suit the world or its tasks.
     """
     if o.model and world.chat:
         memory.check([model_config(name) for name in (o.model, o.env_model) if name], o)
@@ -154,7 +154,7 @@ def load_players(o, world, teacher) -> tuple[Policy, Policy]:
         policy.params.pop("env", None)  # a world may have given it both adapters
     for player in dict.fromkeys((policy, simulator)):  # once if they are the same object
         check_texts_survive(world, player, teacher)
-    print(f"computes in {policy.lm.dtype} on {policy.device}", flush=True)
+    print(f"computing in {policy.lm.dtype} on {policy.device}", flush=True)
     return policy, simulator
 
 
@@ -205,7 +205,7 @@ def end_epoch(run, env_stats, alpha):
 
 
 def finish(run):
-    """Save the adapters and the report, and print the closing words."""
+    """Save the adapters and the report, and print a summary."""
     for policy in run.policies:
         policy.save_adapters(run.folder / "adapters")
     peak = torch.cuda.max_memory_allocated()
