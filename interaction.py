@@ -10,8 +10,9 @@ tasks. `try_tasks` calls `play` to make the attempts and `attempt_score` to scor
 
 Deviations: the paper does not say how written tasks are checked. Here a task is refused if it is a
 copy of its seed task, a held-out task or a duplicate in its batch, or for one of the other reasons
-in the functions below. Control tokens such as <|im_start|> disappear in decoding, so no checker can
-see them. An attempt that contains one earns nothing, like an attempt that was cut off.
+in the functions below. Control tokens such as <|im_start|> (records call them "special tokens")
+disappear when ids become text, so no checker can see them. An attempt that contains one earns
+nothing, like an attempt that was cut off.
 """
 from dataclasses import dataclass, replace
 
@@ -90,7 +91,7 @@ def check_task(world, task, seed_task, held_out, *tokenizers):
         raise InvalidTask("copy of the seed")
     if keys & held_out:
         raise InvalidTask("held-out task")
-    # a task with special tokens could end the user's turn and continue as the assistant
+    # a task that spells a control token could end the user's turn and continue as the assistant
     if any(special_token_in(task, tokenizer) for tokenizer in tokenizers):
         raise InvalidTask("special tokens")
     leak = world.leaks(task)
@@ -108,7 +109,7 @@ def read_teacher(world, path, held_out=frozenset()) -> list:
     for n, record in enumerate(read_jsonl(path), 1):
         try:
             task = world.parse_task(str(record.get("text")), NO_SEED, 0)
-            # no tokenizers yet: build_run looks for special tokens once the models are loaded
+            # no tokenizers yet: build_run looks for control tokens once the models are loaded
             check_task(world, task, NO_SEED, held_out)
         except InvalidTask as reason:
             raise UserError(f"{path}, record {n}: {reason}") from None
@@ -145,11 +146,12 @@ def trace_of(world, task, rollout, text) -> Trace:
 def play(world, o, policy, adapter, tasks, G, temperature, generator):
     """Let the agent attempt every task G times; return (rollouts, texts) in the order of the tasks.
 
-    A text is the decoded response. For an episode it is the list turn, observation, turn, ... of
-    what the agent and the world wrote.
+    A text is the decoded response. In an episode, where the world replies to the agent's turns, it
+    is the list turn, observation, turn, ... of what the two wrote. adapter: "agent", or None for
+    the base model.
     """
     prompts = [policy.encode(world.agent_prompt(task)) for task in tasks]
-    # either all tasks of a world are episodes, or none is
+    # a world plays either all of its tasks as episodes, or none
     if any(world.start(task) is not None for task in tasks):
         return play_episodes(world, o, policy, adapter, tasks, prompts, G, temperature, generator)
     rollouts = policy.sample(adapter, prompts, G, o.max_response_tokens, temperature, generator,
@@ -219,7 +221,8 @@ def attempt_score(world, task, rollout, text):
 
 
 def transcript(rollout, text) -> str:
-    """Return an attempt for people to read: the response, or an episode with "> " before each turn.
+    """Return an attempt as readable text: the response, or an episode with "> " before each of the
+    agent's turns.
 
     An episode that ran into a limit ends with the limit in parentheses.
     """

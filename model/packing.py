@@ -3,7 +3,7 @@
 Paper: does not cover this. A group costs P + G*R tokens instead of G*(P + R).
 
 Usage: `pack` lays out the rows of a forward pass, `split_groups` cuts a step into micro-batches,
-and `by_prompt` groups separate texts that share a long prompt.
+and `by_prompt` puts texts that share a long prompt into one group.
 
 Deviations: none in the results. tests/test_policy.py compares packed rows with plain ones.
 
@@ -31,10 +31,11 @@ class Pack:
     positions: torch.Tensor  # (B, L)
     source: torch.Tensor     # (M,) index into B*L: the hidden state that predicts the token
     target: torch.Tensor     # (M,) the token's id
-    rows: torch.Tensor       # (M,) its response: the row of a result (N, R)
-    cols: torch.Tensor       # (M,) its place in the response: the column of a result
-    spans: list              # one per response: (group, prompt tokens, first column, inputs)
-    shape: tuple             # (N, R) of a result
+    rows: torch.Tensor       # (M,) its response: the row in (N, R) results, such as log-probs
+    cols: torch.Tensor       # (M,) its place in the response: the column in these results
+    spans: list              # a tuple per response: group, number of prompt tokens, column of the
+                             # packed row where the response begins, number of its input tokens
+    shape: tuple             # (N, R), the shape of the results
 
 
 def pack(groups, device=None) -> Pack:
@@ -78,7 +79,7 @@ def packed_length(group) -> int:
 
 
 def by_prompt(texts) -> tuple:
-    """Group texts by their prompts: Rollouts -> (Rollouts, order); the k-th was texts[order[k]].
+    """Group Rollouts by their prompts. Return (Rollouts, order): the k-th was texts[order[k]].
 
     Texts that share a prompt of at least LONG tokens form a group, so the prompt is encoded once.
     Every other text is a group of its own. Groups keep the order of their first texts.

@@ -5,12 +5,13 @@ every epoch, after a step if the last checkpoint is a minute old, and on SIGINT 
 current step, unless that takes too long. It holds both adapters and optimisers, the random
 generators, the progress inside an epoch, and the lengths of the append-only files. On resume, these
 files are cut back to those lengths, the pools are read from them, and the run continues as if
-nothing had happened: 2 + 1 epochs equal 3, bit for bit on one machine. After a kill, or a stop
-within a step, everything since the last checkpoint is lost. The reference policy needs no
-checkpoint: it is the base model with both adapters off.
+nothing had happened: 2 + 1 epochs equal 3, bit for bit on a CPU with the same number of threads.
+After a kill, or a stop within a step, everything since the last checkpoint is lost. The reference
+policy needs no checkpoint: it is the base model with both adapters off.
 
-A damaged or incompletely copied folder is refused in one line and left unchanged. To recognise one,
-a checkpoint begins with a hash of its own contents and contains a hash of each append-only file.
+A damaged or incompletely copied folder is refused with a one-line message and left unchanged.
+Hashes reveal the damage: a checkpoint begins with a hash of its own contents and contains a hash of
+each append-only file.
 """
 import fcntl  # Linux and macOS; on Windows use WSL
 import hashlib
@@ -134,8 +135,8 @@ def read(path) -> dict:
     digest, state = data[:64], data[64:]
     if digest != _sha256(state).encode():
         raise UserError(f"{path} is damaged ({len(data)} bytes): replace it with an intact copy")
-    # allow only these classes beside tensors and Python's basic types: otherwise a stranger's file
-    # could run code
+    # besides tensors and Python's basic types, allow only these classes: otherwise a stranger's
+    # file could run code
     with torch.serialization.safe_globals([EnvRecord, Rollout, Task, Trace, Trial]):
         return torch.load(BytesIO(state), weights_only=True, map_location="cpu")
 
@@ -161,8 +162,9 @@ def load(run):
     """Restore `run` from its checkpoint, and cut the append-only files to the lengths noted in it.
 
     Everything is checked before anything is cut. A run that was killed before its first checkpoint
-    starts from the beginning. Raise UserError if a fixed input has changed since the run began, or
-    if a file is missing, damaged or from another run.
+    starts from the beginning. Raise UserError if anything that must stay the same has changed
+    since the run began (see support/origin.py), or if a file is missing, damaged or from another
+    run.
     """
     path = run.folder / "checkpoint.pt"
     if not path.is_file():
@@ -207,8 +209,8 @@ def check_nothing_to_lose(folder: Path):
     A run that was killed before its first checkpoint can have written only those of epoch 0.
     """
     if _read(folder / "metrics.jsonl").count(b"\n") > 1:
-        raise UserError(f"{folder} holds more than one epoch, but no checkpoint.pt: copy that as "
-                        "well, or choose another --out")
+        raise UserError(f"{folder} has metrics of more than one epoch, but no checkpoint.pt: copy "
+                        "that file as well, or choose another --out")
 
 
 def restore(run, saved: dict):
@@ -240,8 +242,8 @@ def stop_signals(run):
         run.stop = number
         signal.alarm(PATIENCE)
         # on a separate line, below a progress bar
-        print(f"\nstopping at the end of this step, but at the latest after {PATIENCE} seconds or "
-              "at a second signal", flush=True)
+        print(f"\nstopping at the end of this step, or sooner: after {PATIENCE} seconds, or at a "
+              "second signal", flush=True)
 
     command = resume_command(run.folder)
     after_that = f"once that is fixed, resume with: {command}"

@@ -10,11 +10,11 @@ base model (worlds/tiny_model.py). With a chat model in --model the ladder is in
 
 A task is a start digit and a chain of tools with step indices. The response repeats each index and
 tool and adds the resulting digit: `3 s1 inc s2 dbl =` -> `s1 inc 4 s2 dbl 8`. The indices make
-copying learnable in seconds. The two-layer base model is trained on imperfect demonstrations: a
-tool is shown with a wrong result at a slip rate that rises from .05 (rung 0) to .95 (rung 11). The
-model also learns the simulator's role: given a seed task and its recent success rate, which may be
-unknown, it writes a nearby variation. The direction of the variation does not depend on the success
-rate: that is for RWR to learn.
+copying learnable in seconds. Each tool is a rung, from 0 (the easiest) to 11. The two-layer base
+model is trained on imperfect demonstrations: some steps show a wrong result, a slip, and the slip
+rate rises from .05 on rung 0 to .95 on rung 11. The model also learns the simulator's role: given a
+seed task and its recent success rate, which may be unknown, it writes a nearby variation. The
+direction of the variation does not depend on the success rate: that is for RWR to learn.
 
 Deviations from a real domain: the checker is exact (it computes the chain), and the simulator
 cannot write an ambiguous task.
@@ -30,7 +30,7 @@ from worlds import InvalidTask, ladder_words
 from worlds.ladder_words import Words
 from worlds.tiny_model import BUCKETS, SEED, SPECIAL, TinyWorld, bucket, main
 
-TOOLS = {  # rung by rung, from easy to hard; neighbours differ on most digits
+TOOLS = {  # rung by rung, from easy to hard; the results of neighbours differ for most digits
     "inc": lambda d: d + 1, "dec": lambda d: d - 1, "dbl": lambda d: 2 * d, "neg": lambda d: -d,
     "hop": lambda d: d + 3, "tpl": lambda d: 3 * d, "mir": lambda d: 9 - d, "sqr": lambda d: d * d,
     "half": lambda d: d // 2, "drop": lambda d: d - 4, "cube": lambda d: d ** 3,
@@ -181,7 +181,7 @@ class World(TinyWorld):
     DEFAULTS = dict(max_prompt_tokens=40, token_budget=1024)
     CHAT_DEFAULTS = ladder_words.DEFAULTS
     length_unit = "steps"
-    warm_start_passes = 1  # over many pairs, see worlds/ladder_words.py
+    warm_start_passes = 1  # a single pass, over many pairs: see worlds/ladder_words.py
     OPTIONS = {"start": ("stale", "warm start of a chat model, see worlds/ladder_words.py",
                          tuple(ladder_words.PAIRS))}
 
@@ -224,7 +224,7 @@ class World(TinyWorld):
         return self.text.agent_prompt(task.text)
 
     def parse_task(self, text, seed_task, epoch):
-        """Read the simulator's text as a task. Raise InvalidTask with the reason to count."""
+        """Read the simulator's text as a task. Raise InvalidTask with one of REASONS."""
         chain = self.text.read(text)
         if chain is None:
             raise InvalidTask("malformed")
@@ -256,10 +256,10 @@ class World(TinyWorld):
         return self.text.category(task.spec["tools"])
 
     def write_teacher(self, n: int, path):
-        """Write n distinct tasks to a file; they stand in for those of a stronger teacher.
+        """Write n distinct tasks to a file; they stand in for tasks that a stronger model wrote.
 
-        The paper's offline augmentation has 957 and 1,777 tasks. Ours are base tasks whose tools
-        `vary` has edited one to three times, with a new start digit.
+        The paper's two sets of such tasks (offline augmentation) have 957 and 1,777. Ours are base
+        tasks whose tools `vary` has edited one to three times, with a new start digit.
         """
         rng, base, tasks = random.Random(SEED + 2), self.base_tasks(), {}
         while len(tasks) < n:
@@ -301,7 +301,7 @@ class World(TinyWorld):
             chain = rng.randrange(10), vary(seed[1], rng)
             if not self.is_held_out(*chain):
                 break
-        # three times out of four the success is known
+        # three times out of four the success rate is known
         success = rng.random() if rng.random() < 0.75 else None
         return self.text.env_prompt(self.text.write(*seed), success), self.text.write(*chain)
 
@@ -310,7 +310,8 @@ class World(TinyWorld):
         return [self.demonstrate(rng) if i % 2 else self.imagine(rng) for i in range(size)]
 
     def warm_start_pairs(self, turn=0):
-        """Draw what a chat model imitates in a pass; --start decides (worlds/ladder_words.py)."""
+        """Draw the pairs that a chat model imitates in pass number `turn`; --start decides how many
+        of each kind there are (worlds/ladder_words.py)."""
         rng = random.Random(SEED + 3 + turn + 100 * self.o.seed)
         easy, others, variations = ladder_words.PAIRS[self.option("start")]
         return {"agent": [self.demonstrate(rng, easy=i < easy) for i in range(easy + others)],
