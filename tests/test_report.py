@@ -102,6 +102,7 @@ def test_a_group_is_mixed_if_its_rewards_differ():
     without signal, although GRPO learns from it."""
     figures = measure.success_figures([trial_of(0.6, 1.0), trial_of(0.6, 0.6)], 2)
     assert (figures["success_rate"], figures["mixed_share"]) == (1, 0.5)
+    assert (figures["solved"], figures["unsolved"]) == (1, 0)
 
 
 def test_nothing_reaches_the_terminal_but_visible_characters_and_newlines():

@@ -404,3 +404,4 @@ def test_figures_of_updates_are_means_over_those_that_measured():
     state = EpochState(agent=[nothing, dict.fromkeys(nothing, 0.04)])
     figures = agent_figures(SimpleNamespace(state=state, o=Options()))
     assert figures["mismatch"] == figures["kl"] == figures["grad_norm"] == 0.04
+    assert figures["skipped_steps"] == 0.04  # a sum
