@@ -43,14 +43,14 @@ class Context:
     """Hold what a schedule may use. Held-out results are left out: they are only for reporting."""
     epoch: int          # 1 .. epochs
     epochs: int
-    alpha: float        # --alpha, where a schedule starts
-    alpha_end: float    # --alpha-end, where it ends
+    alpha: float        # --alpha, where linear, cosine and step start
+    alpha_end: float    # --alpha-end, where they end
     previous: float     # alpha of the previous epoch; in epoch 1 this is --alpha
     new_tasks: int      # how many new tasks the previous epoch had
     # The next five were measured on the new tasks of the latest epoch that had any. Until there is
     # one, they have these values.
     success_rate: float = 0.5  # of the agent
-    # share of tasks whose attempts differ in reward: GRPO learns only from them
+    # share of tasks whose attempts differ in reward (Eq. 1): by default GRPO learns only from them
     mixed_share: float = 0.0
     solved: float = 0.0        # share of tasks solved in each of their G attempts
     unsolved: float = 0.0      # share of tasks solved in none
@@ -100,7 +100,7 @@ def reward_bell(p_hat, alpha, beta):
 #     e.reward     Eq. 1 as the world computes it, in [0, 1]
 #     e.graded     the same with partial credit
 #     e.valid      whether the response has the form that the world asks for
-#     e.truncated  whether it ran into a limit of length or of turns, or drew a control token
+#     e.truncated  whether it ran into a length or turn limit, or drew a control token
 #     e.tokens     how many tokens the agent drew
 #     e.text       the response; for an episode the transcript
 # Whatever GRPO trains on, p_hat and held-out success use e.reward.

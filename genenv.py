@@ -210,7 +210,7 @@ def write_tasks(run, seed_tasks, variations, batch=()) -> tuple[list[Task], list
                           held_out=run.held_out, batch=batch):
         prompt, response = w.rollout.prompt, w.rollout.response
         group = first_group + w.rollout.group
-        # invalid texts are kept, too: the KL is measured on all texts, so it shows a drift to junk
+        # invalid texts are kept, too: the KL is measured on both kinds, so it shows a drift to junk
         state.env_rollouts.append(Rollout(group, prompt, response))
         if w.task is None:
             note_refused(run, seed_tasks[w.rollout.group], w.text, w.reason)
@@ -262,7 +262,7 @@ def interact(run, tasks) -> list[Trial]:
     # Eq. 1: r of each attempt, Eq. 2: p_hat of each task
     trials = try_tasks(run.world, o, run.policy, tasks, o.G, o.temperature, run.sampler)
     state.trials += trials
-    # for the entropy of the policy; tokens of observations, which it did not draw, count 0
+    # for the entropy of the policy; tokens of observations, which it did not draw, count as 0
     state.agent_nats -= sum(logp for trial in trials for r in trial.rollouts for logp in r.logps)
     return trials
 

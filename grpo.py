@@ -71,8 +71,8 @@ def has_signal(rewards):
 def token_kl(logp, ref_logp, kind: str = KL_ESTIMATOR):
     """Estimate KL(pi || ref) per token, on tokens that pi sampled: (N, R) -> (N, R).
 
-    kind: k1, k2 or k3, defined only here; rwr.py uses them, too. As *values* all three estimate the
-    KL, but as *losses* they differ:
+    kind: k1, k2 or k3; rwr.py calls this function, too. As *values* all three estimate the KL, but
+    as *losses* they differ:
       k1  log pi/ref            unbiased, can be negative; its expected gradient is exactly zero
       k2  (log pi/ref)^2 / 2    biased, never negative; its expected gradient,
                                 E_pi[log pi/ref  grad log pi], is that of the reverse KL(pi || ref)

@@ -102,7 +102,7 @@ def success_figures(trials, G: int) -> dict:
     trials: a Trial of G attempts at each task.
     """
     success = mean(trial.p_hat for trial in trials)
-    # share of tasks whose attempts differ in reward: GRPO learns nothing from the others
+    # share of tasks whose attempts differ in reward (Eq. 1): by default GRPO learns only from them
     mixed_share = mean(len({e.reward for e in trial.traces}) > 1 for trial in trials)
     return {
         "distinct_tasks": len(trials),
