@@ -5,8 +5,8 @@ on a GPU a `GraphDecoder`, which records the same steps once and replays them.
 
 Deviations: the library's cache repeats a prompt for each of its rollouts; here it is kept once.
 tests/test_policy.py compares recorded steps with computed ones, and both with the plain forward
-pass. A seed gives different texts on a GPU than on a CPU: on a GPU, finished rollouts leave only
-every 16 tokens, so the random numbers fall on different rollouts.
+pass. A seed gives different texts on a GPU than on a CPU: the two draw different random numbers,
+and on a GPU finished rollouts leave only every 16 tokens.
 
 Shapes: B prompts (groups), G rollouts of each, P prompt tokens, at most T response tokens, V
 vocabulary, D hidden size, K cached keys. As rollouts finish and leave, `live` groups remain, with

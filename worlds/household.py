@@ -20,7 +20,8 @@ each kind. Phrases are shorter. An episode ends after PATIENCE turns in a row th
 cleaning an object again counts as doing something. An appliance treats an object without being
 opened, and one object may get several treatments. The agent knows everything from the start except
 what is in closed receptacles. The base model has learnt from plans with slips, which are more
-frequent for harder kinds of goals. So it has the skills but uses them unreliably, as in the ladder.
+frequent for harder kinds of goals. So it has the skills but uses them unreliably, like the
+base model of worlds/ladder.py.
 """
 import random
 import re
@@ -279,7 +280,7 @@ def check_household(spec, copies=1):
     wanted = [thing for _, thing in spec["goal"]]
     if len(names) > MAX_RECEPTACLES or len(things) > MAX_OBJECTS:
         raise InvalidTask("too large")
-    # each place occurs once; the goal names an object once, and only objects in the household
+    # each place occurs once; the objects of the goal differ, and all are in the household
     is_twice = any(len(set(group)) < len(group) for group in (names, wanted))
     is_too_often = any(things.count(thing) > copies for thing in things)
     is_missing = spec["target"] not in names or not set(wanted) <= set(things)
@@ -526,7 +527,8 @@ class World(TinyWorld):
     RECIPE = dict(model_config=MODEL, steps=4800, batch=16, lr=3e-3)  # of the base model
     REASONS = ("malformed", "too large", "inconsistent", "nothing to do", "unsolvable", "too long",
                "a matter of luck")
-    # base_share: the hardest rungs are three edits from a base task, so fewer seeds are base tasks
+    # base_share: a goal with "cool" is three edits or more from a base task, so fewer seeds are
+    # base tasks
     DEFAULTS = dict(epochs=24, steps=4, seed_tasks=16, variations=4, max_task_tokens=72,
                     max_response_tokens=8, max_prompt_tokens=128, val_every=4, base_share=0.5)
     max_turns, max_episode_tokens = MAX_TURNS, MAX_TOKENS
@@ -576,7 +578,7 @@ class World(TinyWorld):
         return "\n".join(plan(task))
 
     def task_length(self, task):
-        """Return the number of turns of a shortest plan, which sees into closed receptacles."""
+        """Return the number of turns of a shortest plan; `plan` sees into closed receptacles."""
         return len(plan(task))
 
     # ---- the stand-in for an instruct model
