@@ -35,10 +35,10 @@ def counted(counts: dict) -> str:
 
 
 def collapse(r, history, o) -> str:
-    """Warn if the simulator writes few different tasks, or uses fewer skills than in epoch 1."""
+    """Warn if the simulator writes few distinct tasks, or uses far fewer skills than in epoch 1."""
     if invalid(r, history, o) or o.variant == "static":
         # Either there are too few tasks to judge, or the variant is static: its simulator writes
-        # only in epoch 0, and more tasks than the agent tries then.
+        # only in epoch 0, and it writes more tasks than the agent attempts in that epoch.
         return ""
     few_tasks = r["distinct_tasks"] < 0.2 * (r["written"] - refused(r))
     first = history[1] if len(history) > 1 else r

@@ -44,7 +44,7 @@ CLOSABLE = "drawer cabinet box microwave fridge".split()
 RECEPTACLES = [*"counter table shelf desk drawer cabinet box".split(), *APPLIANCES]
 # {kind of difficulty: how often the base model's demonstrations slip on it}
 KINDS = {"place": .05, "closed": .25, "clean": .35, "hot": .55, "cool": .75, "two": .65}
-RUNGS = [*KINDS, "both"]  # levels, easiest first; both: two objects, one of them treated
+RUNGS = [*KINDS, "both"]  # levels, easiest first; both: two objects, at least one treated
 BASE_RUNGS = RUNGS[:2]
 MAX_RECEPTACLES, MAX_OBJECTS, MAX_CHARS = 8, 6, 600
 MAX_TURNS, MAX_TOKENS = 16, 192  # of an episode, observations included
@@ -182,7 +182,7 @@ def respond(task, state: dict, text):
 def plan(task, is_blind=False):
     """Return the commands of a shortest solution.
 
-    It brings the goal's objects one after the other, in the order that takes fewer commands.
+    It moves the goal's objects to the target one by one, in the order that takes fewer commands.
     is_blind: return the commands of an agent that cannot see into closed receptacles; it opens
     them in the order of the text until it finds the object.
     """
@@ -558,7 +558,7 @@ class World(TinyWorld):
     def parse_task(self, text, seed_task, epoch):
         """Read the simulator's text as a solvable household.
 
-        Raise InvalidTask with the reason to count.
+        Raise InvalidTask with one of REASONS.
         """
         return solved(text, "env", seed_task.id, epoch)
 
@@ -586,7 +586,7 @@ class World(TinyWorld):
     def demonstrate(self, task, rng):
         """Draw (prompt, episode) for the agent's role, with slips.
 
-        After its last command the agent gives `look` until the episode is over.
+        After its last command the agent repeats `look` until the episode is over.
         """
         commands, state, parts = slip(task, rng), start(task), []
         while True:
