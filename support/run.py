@@ -176,7 +176,7 @@ def alpha_of(run) -> float:
 
 
 def note_refused(run, seed_task, text, reason):
-    """Count an invalid generation; keep the epoch's first one of each reason for samples.jsonl."""
+    """Count an invalid generation; keep the epoch's first one per reason for samples.jsonl."""
     run.state.invalid[reason] += 1
     if run.state.invalid[reason] == 1:
         run.state.refused.append({"epoch": run.state.epoch, "seed_task": seed_task.text,
@@ -210,6 +210,6 @@ def finish(run):
         policy.save_adapters(run.folder / "adapters")
     peak = torch.cuda.max_memory_allocated()
     if peak:  # it is 0 on a CPU
-        print(f"peak memory of the GPU: {peak / 1e9:.2f} GB")
+        print(f"peak GPU memory: {peak / 1e9:.2f} GB")
     report.write(run.folder)
     print(screen.closing_words(run))

@@ -1,4 +1,4 @@
-"""Define the built-in ladder: twelve tools on a digit, and a tiny model that half knows them.
+"""Define the built-in ladder: twelve tools acting on digits, and a tiny model that half knows them.
 
 Paper: its setting, but none of its data. An instruct model has latent skills (it can sometimes
 solve a hard task), the base data is easy, and the target distribution is broader and harder. Here
@@ -158,7 +158,7 @@ def with_slips(start, tools, rng, share=1.0) -> list:
     """Draw the digit after each step; it is wrong with probability `share` times the slip rate of
     the step's tool.
 
-    The next step continues from a wrong digit.
+    The next step continues from this digit even if it is wrong.
     """
     digit, digits = start, []
     for name in tools:
@@ -196,7 +196,7 @@ class World(TinyWorld):
         return Words if self.form == "words" else Symbols
 
     def task(self, start, tools, *rest) -> Task:
-        """Make a Task of a start digit and a chain of tools; rest: its other fields."""
+        """Make a Task from a start digit and a chain of tools; rest: its other fields."""
         return Task(self.text.write(start, tools), {"start": start, "tools": list(tools)}, *rest)
 
     def is_held_out(self, start, tools) -> bool:
