@@ -31,8 +31,8 @@ repetition.
 
 Deviations: an epoch is split into small steps, so that new tasks can serve as seeds immediately and
 GRPO stays on-policy. Replayed tasks are attempted again, because GRPO must not learn from old
-traces. The simulator is updated once per epoch, as in the paper. README.md lists what the paper
-leaves open.
+traces. The simulator is updated once per epoch, as in the paper. README.md lists the other
+differences.
 
 A run folder holds config.json, metrics.jsonl (one record per epoch), samples.jsonl (tasks and
 traces to read), train.jsonl (D_train), env.jsonl (D_env), checkpoint.pt, and at the end report.html
@@ -330,7 +330,8 @@ def update_environment(run, fresh, old) -> dict:
     stats = rwr_update(run.simulator, "env", run.env_optimizer, fresh, old, kl_sample, run.o,
                        run.rng)
     records = [*fresh, *old]
-    # note only the records that a step used: the others may still be imitated in a later epoch
+    # note only the records that an optimiser step used: the update may end before the others, which
+    # may still be imitated in a later epoch
     if run.world.imitate_once:
         run.state.imitated += [key for i in stats["env_imitated"] for key in records[i].keys]
     return stats

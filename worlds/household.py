@@ -19,8 +19,8 @@ Deviations from ALFWorld: objects and receptacles have no numbers, because there
 each kind. Phrases are shorter. An episode ends after PATIENCE turns in a row that did nothing;
 cleaning an object again counts as doing something. An appliance treats an object without being
 opened, and one object may get several treatments. The agent knows everything from the start except
-what is in closed receptacles. The base model has learnt from plans with slips, which are more
-frequent for harder kinds of goals. So it has the skills but uses them unreliably, like the
+what is in closed receptacles. The base model has learnt from plans with slips, which are mostly
+more frequent for harder kinds of goals. So it has the skills but uses them unreliably, like the
 base model of worlds/ladder.py.
 """
 import random
