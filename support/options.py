@@ -147,7 +147,8 @@ _7B = {"world": "tool_calls", "model": "Qwen/Qwen2.5-7B-Instruct", "epochs": 10,
        "max_prompt_tokens": 4096, "max_response_tokens": 512, "agent_lr": 2e-5, "mini_batch": 16,
        "k_min": 0.1, "env_lr": 1e-5, "env_batch": 64, "env_passes": 4, "env_kl": 0.05}
 PRESETS = {  # each lists only what differs from the defaults, including the world's
-    # runs the whole loop in seconds, in any world: to try an installation, a model or a task file
+    # runs the whole loop to try an installation, a model or a task file: in seconds in a built-in
+    # world, in minutes with a chat model on a CPU
     "tiny": dict(epochs=2, steps=1, seed_tasks=4, variations=2, G=4, env_batch=2,
                  max_task_tokens=256, max_response_tokens=160, token_budget=4096, max_rows=64,
                  val_samples=2),
