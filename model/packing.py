@@ -100,14 +100,14 @@ def split_groups(rollouts, token_budget: int):
     Groups stay whole if possible, and are sorted by length to reduce padding. A group that exceeds
     the budget by itself is split between responses, and its prompt is encoded again for each piece.
     """
-    pieces = []  # [length, indices of rollouts]
-    for i, r in enumerate(rollouts):
-        former = rollouts[i - 1]
-        begins = i == 0 or (r.group, r.prompt) != (former.group, former.prompt)
-        if begins or pieces[-1][0] + len(r.response) > token_budget:
-            pieces.append([len(r.prompt), []])
-        pieces[-1][0] += len(r.response)
-        pieces[-1][1].append(i)
+    pieces, i = [], 0  # [length, indices of rollouts]
+    for group in by_group(rollouts):
+        for k, r in enumerate(group):
+            if k == 0 or pieces[-1][0] + len(r.response) > token_budget:
+                pieces.append([len(r.prompt), []])
+            pieces[-1][0] += len(r.response)
+            pieces[-1][1].append(i)
+            i += 1
 
     batch, rows = [], 0
     for length, members in sorted(pieces):
