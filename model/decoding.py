@@ -399,12 +399,11 @@ class Turns:
         G, T = tokens.shape[1:]
         finished = end_of_turn.flatten().nonzero().flatten().tolist()
         rows = tokens.flatten(0, 1)[finished].tolist() if finished else []
-        ended_now = []
         for n, row in zip(finished, rows):
             turn = row[self.begin[n]:t + 1]
             observation = self._answer(n, turn, T - t - 1)
             if observation is None:
-                ended_now.append(n)
+                done[n // G, n % G] = True
                 continue
             # write the observation into the row, to be read from the next token on
             self.begin[n] = t + 1 + len(observation)
@@ -415,9 +414,7 @@ class Turns:
             too_long = t + 1 - self.begin[n] >= self.max_turn_tokens
             if too_long and n not in self.ended_because:
                 self.ended_because[n] = "turn too long"
-                ended_now.append(n)
-        for n in ended_now:
-            done[n // G, n % G] = True
+                done[n // G, n % G] = True
 
     def _answer(self, n, turn, room):
         """Return the world's answer to a turn. At the episode's end, note the reason in

@@ -100,6 +100,6 @@ def closing_words(run) -> str:
         lines.append("success on generated tasks ends above alpha: expected, because the agent\n"
                      "learns from them (TROUBLESHOOTING.md, success stays above alpha)")
     lines.append(f"done; {run.folder}/report.html shows the curves, tasks and attempts")
-    command = "python", "genenv.py", "ask", str(run.folder), run.world.base_tasks()[0].text
+    command = "python", "genenv.py", "ask", str(run.folder), run.train_pool.base[0].text
     lines.append(f"ask its agent: {shlex.join(command)}")
     return "\n".join(lines)
